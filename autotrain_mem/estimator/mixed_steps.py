@@ -252,8 +252,14 @@ class Run:
         """Token counts of steps that leave the allocator's current state unchanged."""
         template = templates[0]
         self._play(template, template.parts.load, template.tokens)
-        if longest_first:
-            self._try(template)
+        if longest_first:  # beside placeholders for later steps' memory (``training.process.longest_batch``)
+            _, sizes = template.compiled(template.parts.load, template.tokens, is_small=is_small)
+            standing_in = [sizes[number - 1] for number in template.parts.beside_trial]
+            held = [self.allocator.malloc(size) for size in standing_in if (size <= SMALL_BYTES) is is_small]
+            self._play(template, template.parts.trial, template.tokens)
+            for address in held:
+                self.allocator.free(address)
+            self._end_carried()
 
     def step(self, *tokens: int) -> int:
         """Replays a step with this many tokens, unless it would change nothing; returns the reserved bytes."""
@@ -273,16 +279,6 @@ class Run:
                 self._still.clear()
             self._begun = True
         return self.allocator.peak_reserved_bytes
-
-    def _try(self, template: Template) -> None:
-        """Runs the longest rows beside placeholders for later steps' memory (``training.process.longest_batch``)."""
-        _, sizes = template.compiled(template.parts.load, template.tokens, is_small=self._is_small)
-        standing_in = [sizes[number - 1] for number in template.parts.beside_trial]
-        held = [self.allocator.malloc(size) for size in standing_in if (size <= SMALL_BYTES) is self._is_small]
-        self._play(template, template.parts.trial, template.tokens)
-        for address in held:
-            self.allocator.free(address)
-        self._end_carried()
 
     def _play(self, template: Template, part: TraceSpan, tokens: int) -> None:
         events, sizes = template.compiled(part, tokens, is_small=self._is_small)

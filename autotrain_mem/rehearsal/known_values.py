@@ -122,7 +122,11 @@ class KnownValues:
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one operator on fake tensors; supplies values and sizes that they lack, and computes known results."""
         if operator is _SCALAR:
-            return self._scalar(args[0])
+            value = known_value(args[0])
+            if value is not None:
+                with real_tensors():
+                    return value.item()
+            return False if args[0].dtype is torch.bool else 0.5 if args[0].is_floating_point() else 1
         if operator is _UNSAFE_VIEW:
             operator = _VIEW  # it does the same below autograd, and a fake mode does not cache _unsafe_view
         known = self._is_known(operator, args, kwargs)
@@ -176,16 +180,6 @@ class KnownValues:
         for tensor in tensors_in((*written_arguments(operator, args), kwargs.get("out"))):
             if (known := tensor.__dict__.get("known")) is not None:
                 known.valid[0] = False
-
-    def _scalar(self, tensor: torch.Tensor) -> bool | int | float:
-        value = known_value(tensor)
-        if value is not None:
-            with real_tensors():
-                answer: bool | int | float = value.item()
-                return answer
-        if tensor.dtype is torch.bool:
-            return False
-        return 0.5 if tensor.is_floating_point() else 1
 
     def _dynamic(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: bool) -> Any:
         if known:

@@ -166,7 +166,14 @@ def make_space(
         wanted = next((each for each in (asked, longest, defaults.max_length) if each is not None), None)
         within = [tokens for tokens in (wanted, context_length) if tokens is not None]
         overlaid = replace(overlaid, max_length=min(within, default=None))
-    _check_completion(overlaid, longest or 0, context_length)
+    name, tokens, prompt = overlaid.completion_knob, overlaid.completion_length, longest or 0
+    if tokens and context_length is not None and prompt + tokens > context_length:
+        check_prompt(prompt, context_length)
+        beside = f"the longest prompt ({prompt} tokens) and " if prompt else ""
+        raise ContextLengthError(
+            f"{beside}--{name} {tokens} are beyond the model's context of {context_length} tokens",
+            hint=f"use --{name} {context_length - prompt} or less",
+        )
     allowed = rows_allowed(job, overlaid)
     if allowed is not None and overlaid.per_device_train_batch_size not in allowed:
         smaller = [rows for rows in allowed if rows < overlaid.per_device_train_batch_size]
@@ -210,18 +217,6 @@ def _keeps_reference(job: Job, knobs: Knobs, profile: DataProfile | None) -> boo
 
 
 _COUNTS = (ROWS, STEPS, EVALUATED_ROWS, *COMPLETION_KNOBS, "num_generations", "local_rollout_forward_batch_size")
-
-
-def _check_completion(knobs: Knobs, prompt: int, context_length: int | None) -> None:
-    name, tokens = knobs.completion_knob, knobs.completion_length
-    if not tokens or context_length is None or prompt + tokens <= context_length:
-        return
-    check_prompt(prompt, context_length)
-    longest = f"the longest prompt ({prompt} tokens) and " if prompt else ""
-    raise ContextLengthError(
-        f"{longest}--{name} {tokens} are beyond the model's context of {context_length} tokens",
-        hint=f"use --{name} {context_length - prompt} or less",
-    )
 
 
 def check_prompt(prompt: int, context_length: int) -> None:

@@ -24,6 +24,10 @@ def _modules(file: str) -> Mapping[str, str]:
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
-def html_of(shown: object) -> str:
-    """Returns a result's HTML for a notebook; imports the renderer on first use."""
-    return str(importlib.import_module("autotrain_mem.report.first_screen").html_of(shown))
+class ShownInNotebooks:
+    """Shows a result in a notebook as in the terminal; imports the renderer on first use."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return str(importlib.import_module("autotrain_mem.report.first_screen").html_of(self))

@@ -213,7 +213,12 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             ):
                 super().train()
         except _TrainingEnded:
-            self._end()
+            # TRL's loop ends as follows after its last update. It has already counted the update that did not run.
+            self.state.episode = self.state.global_step * self.args.batch_size
+            self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+            if self.control.should_save:
+                self._save_checkpoint(self.model, trial=None)
+                self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         finally:
             self.dataloader, self.callback_handler.callbacks = dataloader, callbacks
 
@@ -249,15 +254,6 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
     def _full_precision(self, output: torch.Tensor) -> torch.Tensor:
         """Casts outputs as accelerate does for a model under autocast (``accelerator.py: prepare_model``)."""
         return output.float() if self.accelerator.native_amp else output
-
-    def _end(self) -> None:
-        """Does what TRL's loop does after its last update."""
-        # TRL has already counted the update that did not run.
-        self.state.episode = self.state.global_step * self.args.batch_size
-        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
-        if self.control.should_save:
-            self._save_checkpoint(self.model, trial=None)
-            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def generate_completions(self, sampling: bool = False) -> None:
         """Shows samples if they are due, without changing the random state of training."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from autotrain_mem.settings.knobs import Knobs
 from autotrain_mem.support.codec import CodecError, Form
-from autotrain_mem.support.lazy_names import html_of
+from autotrain_mem.support.lazy_names import ShownInNotebooks
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types.hardware import Hardware
 from autotrain_mem.types.trace import Owner, Routing, RunFacts
@@ -158,7 +158,7 @@ class Footprint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
+class Estimate(ShownInNotebooks):
     """Holds the estimate of one configuration on one device, in bytes and seconds.
 
     >>> from autotrain_mem import AutoFit, estimate
@@ -202,9 +202,6 @@ class Estimate:
         """Returns an estimate's JSON with its memory's keys also under ``memory``. Raises CodecError if malformed."""
         memory = MemoryEstimate.unfolded(values)  # first, since it rejects a value that is not an object
         return {**values, "memory": memory}
-
-    def _repr_html_(self) -> str:
-        return html_of(self)
 
     @property
     def outside_bytes(self) -> int:

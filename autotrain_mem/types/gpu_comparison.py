@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autotrain_mem.support.codec import Form
-from autotrain_mem.support.lazy_names import html_of
+from autotrain_mem.support.lazy_names import ShownInNotebooks
 from autotrain_mem.types.estimate import Estimate
 from autotrain_mem.types.hardware import Hardware, Price
 
@@ -92,7 +92,7 @@ class CardVerdict:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cards:
+class Cards(ShownInNotebooks):
     """Holds the verdicts on all compared cards, smallest first.
 
     >>> from autotrain_mem import Cards, CardVerdict, gpus
@@ -114,9 +114,6 @@ class Cards:
     verdicts: tuple[CardVerdict, ...]
     at_most: bool = False
     """Whether times and costs are the most: rows or completions may be shorter than the longest."""
-
-    def _repr_html_(self) -> str:
-        return html_of(self)
 
     @property
     def priced(self) -> tuple[CardVerdict, ...]:

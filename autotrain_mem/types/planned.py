@@ -11,7 +11,7 @@ from autotrain_mem.support import codec
 from autotrain_mem.support.codec import Form
 from autotrain_mem.support.errors import PlanFileError
 from autotrain_mem.support.files import write_json
-from autotrain_mem.support.lazy_names import html_of
+from autotrain_mem.support.lazy_names import ShownInNotebooks
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import plan_file
 from autotrain_mem.types.data import PERCENTILES, DataSummary
@@ -54,7 +54,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class Plan(ShownInNotebooks):
     """Holds settings that fit the budget, how they were found, and their job, data and versions.
 
     The JSON schema of its file, in the documentation, is generated from these dataclasses.
@@ -142,9 +142,6 @@ class Plan:
         needs = f"{format_bytes(estimate.required_bytes)} of {format_bytes(estimate.budget_bytes)}{estimate.segments}"
         fits = "fits" if estimate.fits else "does not fit"
         return f"<Plan of {self.method}, {self.model}: {fits} {estimate.hardware.name}, {needs}, {self.level}>"
-
-    def _repr_html_(self) -> str:
-        return html_of(self)
 
     @property
     def method(self) -> str:

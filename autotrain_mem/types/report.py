@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 from autotrain_mem.settings.knobs import Knobs
 from autotrain_mem.support.codec import Form
-from autotrain_mem.support.lazy_names import html_of
+from autotrain_mem.support.lazy_names import ShownInNotebooks
 from autotrain_mem.types.trace import Owner, Trained
 from autotrain_mem.types.work import Phase
 
@@ -45,7 +45,7 @@ class MemoryReading:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class Report(ShownInNotebooks):
     """Holds the predicted and measured figures of one finished run. Sizes are in bytes, times in seconds.
 
     >>> from autotrain_mem import Knobs, MemoryReading, Report
@@ -101,9 +101,6 @@ class Report:
     started_at: str = ""
     """The start of the run's first process, in ISO 8601 and UTC."""
     ended_at: str = ""
-
-    def _repr_html_(self) -> str:
-        return html_of(self)
 
     @property
     def has_trained(self) -> bool:

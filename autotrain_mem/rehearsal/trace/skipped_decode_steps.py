@@ -136,7 +136,15 @@ class _Writing:
         for event in self._step:
             if event < 0 and -event not in in_step and event not in self._deaths:
                 ended.setdefault(sizes[-event - 1], deque()).append(event)
-        made = self._made_by_jump()
+        in_jump = set(self.jumped)
+        for event in self.jumped:
+            if event < 0 and -event in in_jump:
+                self.moved |= {event, -event}
+        made: dict[int, deque[int]] = {}
+        """The births of the jump that it did not free, by size."""
+        for event in self.jumped:
+            if event > 0 and event not in self.moved:
+                made.setdefault(sizes[event - 1], deque()).append(event)
         for event in self._step:
             if event <= 0 or -event in in_step or event in self._births:
                 continue
@@ -148,18 +156,6 @@ class _Writing:
             else:
                 self._for_good[event] = made.get(size, deque())
         self._left = {event for events in ended.values() for event in events}
-
-    def _made_by_jump(self) -> dict[int, deque[int]]:
-        """Returns the births of the jump that it did not free, by size."""
-        in_jump = set(self.jumped)
-        made: dict[int, deque[int]] = {}
-        for event in self.jumped:
-            if event < 0 and -event in in_jump:
-                self.moved |= {event, -event}
-        for event in self.jumped:
-            if event > 0 and event not in self.moved:
-                made.setdefault(self._ledger.sizes[event - 1], deque()).append(event)
-        return made
 
     def steps(self, grown: int, whole: int) -> "array[int]":
         """Returns the events of ``grown`` skipped steps with growing caches; ``whole`` of these steps are complete."""
