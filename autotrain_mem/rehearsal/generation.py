@@ -27,17 +27,19 @@ from autotrain_mem.rehearsal.trace.skipped_decode_steps import Budget, GrowingSt
 from autotrain_mem.rehearsal.truncated_depth import whole_depth
 from autotrain_mem.support.errors import UsageError
 
-_DYNAMIC = {cache_utils.DynamicLayer, cache_utils.LinearAttentionAndFullAttentionLayer}
-_SLIDING = {cache_utils.DynamicSlidingWindowLayer, cache_utils.LinearAttentionAndSlidingWindowAttentionLayer}
-_STATIC = {cache_utils.StaticLayer, cache_utils.LinearAttentionAndStaticFullAttentionLayer}
-_STATIC_SLIDING = {
-    cache_utils.StaticSlidingWindowLayer,
-    cache_utils.LinearAttentionAndStaticSlidingWindowAttentionLayer,
-}
-_CONSTANT = {cache_utils.LinearAttentionLayer}
+_DYNAMIC, _SLIDING, _STATIC, _STATIC_SLIDING, _CONSTANT = (
+    {kind for name in names.split() if (kind := getattr(cache_utils, name, None))}
+    for names in (
+        "DynamicLayer LinearAttentionAndFullAttentionLayer",
+        "DynamicSlidingWindowLayer LinearAttentionAndSlidingWindowAttentionLayer",
+        "StaticLayer LinearAttentionAndStaticFullAttentionLayer",
+        "StaticSlidingWindowLayer LinearAttentionAndStaticSlidingWindowAttentionLayer",
+        "LinearAttentionLayer",
+    )
+)
 _GROWABLE = _DYNAMIC | _SLIDING | _STATIC | _STATIC_SLIDING | _CONSTANT
-"""Cache layers whose growth is implemented here (``transformers/cache_utils.py``). With any other cache layer, every
-step is rehearsed, which is slow but correct."""
+"""Cache layers whose growth is implemented here (``transformers/cache_utils.py``; older versions lack some). With any
+other cache layer, every step is rehearsed, which is slow but correct."""
 
 
 @contextmanager

@@ -16,17 +16,17 @@ PACKAGES = (
 )
 """Packages whose code a rehearsal runs or replaces, or whose presence changes what runs."""
 TESTED = {
-    "torch": ((2, 13), (2, 15)),
-    "transformers": ((5, 23), (5, 23)),
-    "trl": ((1, 12), (1, 16)),
-    "peft": ((0, 21), (0, 21)),
-    "accelerate": ((1, 15), (1, 15)),
-    "datasets": ((5, 2), (5, 2)),
+    "torch": ((2, 10), (2, 15)),
+    "transformers": ((5, 15), (5, 23)),
+    "trl": ((1, 10), (1, 16)),
+    "peft": ((0, 18), (0, 21)),
+    "accelerate": ((1, 12), (1, 15)),
+    "datasets": ((4, 7), (5, 2)),
     "bitsandbytes": ((0, 50), (0, 50)),
 }
 """Package whose private names are used -> the oldest and the newest tested minor version. The whole suite runs on the
-versions of scripts/constraints.txt, its core also on trl 1.16 (scripts/newest) and torch 2.14.1; torch 2.15 was tested
-with plans only."""
+versions of scripts/constraints.txt, its core also on trl 1.16 (scripts/newest), torch 2.14.1 and the oldest versions
+(scripts/versions); torch 2.15 was tested with plans only."""
 OFTEN_EDITED = ("trl",)
 """Packages that users patch in place, small enough to read (13 ms): their digest is the same on every machine."""
 DEVELOPMENT = ".dev"

@@ -52,10 +52,11 @@ class _PolicyAndValue(trl_ppo.PolicyAndValueWrapper):  # type: ignore[misc]  # T
     def checkpoint(self, options: Mapping[str, Any]) -> None:
         """Enables gradient checkpointing in both models, as ``transformers/trainer.py: train`` does in one."""
         options = {"use_reentrant": False, **options}
-        own = {"every_n_layers": options.pop("every_n_layers", 1), "offload": options.pop("offload", False)}
+        own = {name: options.pop(name) for name in ("every_n_layers", "offload") if name in options}
         for model in (self.policy, self.value_model):
             try:
-                model.activation_checkpointing_enable(activation_checkpointing_kwargs=options, **own)
+                # The older name has been deprecated since transformers 5.23.
+                getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)(options, **own)
             except ValueError as error:
                 raise UnsupportedModelError(str(error), hint="Give --gradient_checkpointing false.") from error
         self.is_gradient_checkpointing = True
@@ -161,8 +162,8 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
                 raise TrainingError(f"The policy should train in mixed precision {wanted}, but runs under {dtype}.")
 
         wrapper.before_forward = before_forward
-        if self.args.activation_checkpointing:
-            wrapper.checkpoint(self.args.activation_checkpointing_kwargs or {})
+        if self.args.gradient_checkpointing:
+            wrapper.checkpoint(self.args.gradient_checkpointing_kwargs or {})
         if wrapper is not self.model:
             # TRL reads both from DDP's wrapper. Set in __dict__, the policy does not become a submodule a second time.
             self.model.config = wrapper.config

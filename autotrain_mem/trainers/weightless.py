@@ -3,7 +3,8 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_origin
 from unittest.mock import patch
 
 import torch
@@ -136,4 +137,5 @@ def _cast_as_loading_would(model: Any, state_dict: Any, checkpoint_files: Any, l
                     module._parameters[name] = torch.nn.Parameter(parameter.to(dtype), parameter.requires_grad)
                 elif (buffer := module._buffers.get(name)) is not None:
                     module._buffers[name] = buffer.to(dtype)
-    return LoadStateDictInfo(set(), set(), set(), [], {}, set()), None
+    nothing = {field.name: (get_origin(field.type) or set)() for field in fields(LoadStateDictInfo)}
+    return LoadStateDictInfo(**nothing), None

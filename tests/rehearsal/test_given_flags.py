@@ -44,7 +44,7 @@ SFT: Samples = {
     "accelerator_config": ({"even_batches": False}, lambda trainer: {"even_batches": trainer.accelerator.even_batches}),
     "gradient_checkpointing_kwargs": (
         {"use_reentrant": False, "preserve_rng_state": False},
-        attrgetter("args.activation_checkpointing_kwargs"),
+        attrgetter("args.gradient_checkpointing_kwargs"),
     ),
     "attn_implementation": ("eager", lambda trainer: trainer.model.config._attn_implementation),
 }

@@ -9,6 +9,7 @@ each use here, but CUDA caches the cast; softmax and log_softmax of float16 copy
 casts it inside the kernel (``aten/src/ATen/native/SoftMax.cpp: log_softmax``).
 """
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,11 +96,13 @@ def cuda_autocast() -> Iterator[None]:
 
 @cache
 def _kernels() -> dict[str, Callable[..., Any]]:
-    """Makes a kernel for each operator that the installed torch casts differently on the CPU, but not for cuDNN's."""
+    """Makes a kernel for each operator that the installed torch casts differently on the CPU, but not for cuDNN's, nor
+    for the overloads for named tensors, which torch 2.13 removed."""
     cpu, cuda = _registered("AutocastCPU"), _registered("AutocastCUDA")
     missing = sorted(cuda - (cpu - _CPU_OTHERWISE))
+    unused = re.compile(r"_*cudnn_|.*(dimname|\.names_)", re.IGNORECASE)
     return {
-        **{name: _kernel(name) for name in missing if not name.lstrip("_").startswith("cudnn_")},
+        **{name: _kernel(name) for name in missing if not unused.match(name)},
         **dict.fromkeys(sorted(cpu - cuda), fallthrough_kernel),
         REFUSED: _refuse,
     }

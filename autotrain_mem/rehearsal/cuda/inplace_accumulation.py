@@ -43,8 +43,12 @@ def unwatched(operator: Any, args: tuple[Any, ...]) -> Any:
     # Autograd's sum can overwrite its first operand. A local variable for it would change its reference count.
     if not isinstance(args[1], torch.Tensor) or args[0].shape != args[1].shape or args[0].dtype != args[1].dtype:
         return operator
-    is_dense = torch._prims_common.is_non_overlapping_and_dense_or_false
-    return IN_PLACE[operator] if _holders(args) == sole_holders() and is_dense(args[0]) else operator
+    is_dense = torch._prims_common._is_non_overlapping_and_dense_or_false
+    return (
+        IN_PLACE[operator]
+        if _holders(args) == sole_holders() and is_dense(args[0].shape, args[0].stride())
+        else operator
+    )
 
 
 Holders = tuple[int, int, int]

@@ -167,7 +167,8 @@ def _load(model: Any, name: str, source_bytes: int, recorder: Recorder) -> None:
         _quantize_4bit(tensor, state, name, recorder, is_new=bool(source_bytes))
 
 
-_PACKED = tuple(f".experts.{name}" for name in Mxfp4HfQuantizer.serialized_names)
+_PACKED = (".experts.gate_up_proj", ".experts.down_proj")
+"""The weights that a checkpoint stores in mxfp4 (``transformers/quantizers/quantizer_mxfp4.py``)."""
 _GROUP, _PACKED_BYTES = 32, 16
 """The number of mxfp4 elements that share a scale, and their bytes."""
 

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
@@ -57,7 +57,9 @@ class RehearsedRank:
                     yield
             finally:
                 dist.destroy_process_group()
-                _clear_sharding_prop_cache()  # the cached meshes refer to destroyed groups
+                # The cached meshes refer to destroyed groups. C++ has had a cache of its own since torch 2.10.
+                DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+                getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)()
 
     def rules(self, recorder: Recorder, compute_capability: Capability) -> AbstractContextManager[None]:
         """Within the block, DDP, FSDP2 or DeepSpeed runs without other ranks, and its collectives are recorded."""
