@@ -120,7 +120,7 @@ def unknown_names(
         similar = difflib.get_close_matches(name.replace("_", ""), by_letters, n=3, cutoff=0.7)
         names = [by_letters[letters] for letters in similar]
         meant = [each for item in names for each in ((item,) if item in known else likely[item])]
-        near = [item for item in dict.fromkeys(meant) if item in known][:2]
+        near = [item for item in likely.get(name) or dict.fromkeys(meant) if item in known][:2]
         others = methods_with(name)
         facts = [f"a flag of {', '.join(others)}"] if others else []
         if answer := old_names("write").get(name):
