@@ -9,11 +9,6 @@ from autotrain_mem.types import Block, Owner, Phase, Trace
 LAYERS, LONGEST, SHORTER = 6, 1000, 300
 
 
-def sizes_of_step(tokens: int) -> list[int]:
-    """A mask, what each layer keeps, and logits: with the square of the tokens, with the tokens, and a token less."""
-    return [8 * tokens * tokens, *(22 * KIB * tokens + 3 * MIB for _ in range(LAYERS)), 90 * KIB * (tokens - 1)]
-
-
 def rehearsed(tokens: int, micro_batches: int = 1) -> Rehearsed:
     """Two steps of so many micro-batches each: the first one's gradients stay, and those of the others join them."""
     blocks: list[Block] = []
@@ -27,7 +22,8 @@ def rehearsed(tokens: int, micro_batches: int = 1) -> Rehearsed:
 
     def micro_batch(*, is_first: bool) -> list[int]:
         starts.append((len(events), Phase.FORWARD))
-        sizes = sizes_of_step(tokens)
+        # A mask, what each layer keeps, and logits: with the square of the tokens, with the tokens, and a token less.
+        sizes = [8 * tokens * tokens, *(22 * KIB * tokens + 3 * MIB for _ in range(LAYERS)), 90 * KIB * (tokens - 1)]
         kept = [birth(sizes[0], Owner.ACTIVATIONS, "mask")]
         kept += [birth(size, Owner.ACTIVATIONS, f"layers.{layer}") for layer, size in enumerate(sizes[1:-1])]
         kept.append(birth(sizes[-1], Owner.TEMPORARY, "head"))

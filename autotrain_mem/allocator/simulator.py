@@ -8,21 +8,13 @@ same calls to torch's compiled allocator and compares every answer.
 from collections import deque
 from typing import Any
 
-from autotrain_mem.allocator import blocks
+from autotrain_mem.allocator import blocks, segments
 from autotrain_mem.allocator.out_of_memory import OutOfMemory, Refusal
-from autotrain_mem.allocator.segments import (
-    AllocatorState,
-    allocate_expandable,
-    collect_garbage,
-    free_block_for,
-    release_available_blocks,
-    release_cached_blocks,
-)
 
 __all__ = ["CachingAllocator", "OutOfMemory"]
 
 
-class CachingAllocator(AllocatorState):
+class CachingAllocator(segments.AllocatorState):
     """Simulates torch's allocator, with torch's calls; sizes and addresses are in bytes."""
 
     def malloc(self, requested_bytes: int, stream: int = 0) -> int:
@@ -33,7 +25,7 @@ class CachingAllocator(AllocatorState):
             self._finish_events(self._completed_events)
         size = blocks.round_size(requested_bytes)
         pool = self.small if size <= blocks.SMALL_BYTES else self.large
-        block = free_block_for(self, pool, size, stream)
+        block = segments.free_block_for(self, pool, size, stream)
         if block is None:
             block = self._from_device(pool, size, stream, requested_bytes)
         return self._hand_out(block, pool, size, requested_bytes)
@@ -69,7 +61,7 @@ class CachingAllocator(AllocatorState):
     def empty_cache(self) -> None:
         """Releases all cached, unsplit memory (``emptyCache``)."""
         self.synchronize()
-        release_cached_blocks(self)
+        segments.release_cached_blocks(self)
 
     def reset_peak_stats(self) -> None:
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
@@ -102,14 +94,14 @@ class CachingAllocator(AllocatorState):
 
     def _from_device(self, pool: blocks.Pool, size: int, stream: int, requested_bytes: int) -> blocks.DeviceBlock:
         """Allocates from the device; if that fails, releases cached memory and retries (``malloc``)."""
-        collect_garbage(self)
+        segments.collect_garbage(self)
         asked = blocks.segment_size(self.settings, size)
         block = self._allocate_block(pool, size, stream, asked)
-        if block is None and release_available_blocks(self, pool, size, stream):
+        if block is None and segments.release_available_blocks(self, pool, size, stream):
             block = self._allocate_block(pool, size, stream, asked)
         if block is None:
             self.synchronize()
-            release_cached_blocks(self)
+            segments.release_cached_blocks(self)
             self.num_alloc_retries += 1
             block = self._allocate_block(pool, size, stream, asked)
         if block is None:
@@ -124,7 +116,7 @@ class CachingAllocator(AllocatorState):
         if self.allowed_bytes is not None and self.reserved_bytes + asked > self.allowed_bytes:
             return None
         if self.settings.grows:
-            return allocate_expandable(self, pool, size, stream)
+            return segments.allocate_expandable(self, pool, size, stream)
         if not self.device.take(asked):
             return None
         block = blocks.DeviceBlock(self.device.addresses(asked), asked, stream, pool)

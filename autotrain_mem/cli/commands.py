@@ -12,23 +12,13 @@ from typing import Any
 from autotrain_mem import api
 from autotrain_mem.cli import flags, plan_files
 from autotrain_mem.cli.flags import CommandParser
+from autotrain_mem.report import terminal
 from autotrain_mem.report.comparison_view import cards_view
 from autotrain_mem.report.estimate_view import check_snapshot, estimate_view, snapshot_view
 from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.first_screen import estimate_screen, first_screen
 from autotrain_mem.report.machine_view import gpus_view
 from autotrain_mem.report.run_view import report_view
-from autotrain_mem.report.terminal import (
-    CardsProgress,
-    Console,
-    SearchProgress,
-    TrainingProgress,
-    lasting_console,
-    say,
-    waiting,
-    warn,
-    whole_lines,
-)
 from autotrain_mem.run.several_machines import without_flags
 from autotrain_mem.support import codec
 from autotrain_mem.types import Plan
@@ -46,9 +36,9 @@ def estimate(workers: api.Workers, request: api.RunRequest, output: flags.Output
     if output.json:
         _print_json(codec.to_json(estimated))
     else:
-        Console().print(estimate_view(estimated) if output.verbose else estimate_screen(estimated))
+        terminal.Console().print(estimate_view(estimated) if output.verbose else estimate_screen(estimated))
     if snapshot is not None:
-        whole_lines(stderr=True).print(snapshot_view(snapshot, estimated))
+        terminal.whole_lines(stderr=True).print(snapshot_view(snapshot, estimated))
     return 0
 
 
@@ -59,13 +49,13 @@ def plan(workers: api.Workers, request: api.RunRequest, output: flags.Output) ->
         first = replace(request, autofit=replace(request.autofit, gpu=cards[0].name, gpus=cards[0].topology.devices))
         with _waiting("importing TRL, looking at the model") as (_, note):
             rehearsals = api.rehearsals_for(workers, first, note)
-        console = Console(stderr=True)
+        console = terminal.Console(stderr=True)
         _say_example(console, rehearsals, to_train=False)
-        with CardsProgress(console, len(cards)) as progress:
+        with terminal.CardsProgress(console, len(cards)) as progress:
             compared = api.cards(rehearsals, cards, progress.tried, progress.counting)
         if output.json:
             return _print_json(codec.to_json(compared))
-        whole_lines().print(cards_view(compared))
+        terminal.whole_lines().print(cards_view(compared))
         return 0
     with _waiting("importing TRL, looking at the model") as (_, note):
         rehearsals = api.begin(workers, request, note, to_train=False)
@@ -79,16 +69,16 @@ def _checked(request: api.RunRequest, output: flags.Output, *, to_train: bool) -
     """Returns the request with its plan. Raises AutofitError for an impossible request, before any process starts."""
     plan_files.check_export(request, output)
     plan_files.check_files(request, output)
-    return api.with_plan(request, plan_files.HINTS, warn, to_train=to_train)
+    return api.with_plan(request, plan_files.HINTS, terminal.warn, to_train=to_train)
 
 
 def _decide(rehearsals: api.Rehearsals, request: api.RunRequest, output: flags.Output, *, to_train: bool) -> Plan:
     """Plans, with a progress line on stderr, and writes the plan to the ``--out`` file, if any."""
-    console = Console(stderr=True)
+    console = terminal.Console(stderr=True)
     if request.plan is None:
         _say_example(console, rehearsals, to_train=to_train)
     again = plan_files.command(rehearsals.job, request.autofit, out=str(request.autofit.plan))
-    with SearchProgress(console, rehearsals.job, rehearsals.defaults) as progress:
+    with terminal.SearchProgress(console, rehearsals.job, rehearsals.defaults) as progress:
         reports = (progress.tried, progress.counting)
         chosen = api.plan(
             rehearsals, *reports, to_train=to_train, simulate=request.simulate, earlier=request.plan, again=again
@@ -100,10 +90,12 @@ def _decide(rehearsals: api.Rehearsals, request: api.RunRequest, output: flags.O
 
 def train(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:
     """Runs ``autofit METHOD``: plans, and trains with the plan."""
-    request = api.resumed(request, warn, lambda folder: warn(f"continuing the run in {folder}, with its plan"))
+    request = api.resumed(
+        request, terminal.warn, lambda folder: terminal.warn(f"continuing the run in {folder}, with its plan")
+    )
     to_train = not (request.plan_only or output.stops)
     request = _checked(request, output, to_train=to_train)
-    with api.leading(request, lambda line: say(Console(stderr=True), line)) as machines:
+    with api.leading(request, lambda line: terminal.say(terminal.Console(stderr=True), line)) as machines:
         with workers:  # the workers end before the training begins
             with _waiting("importing TRL, looking at model and data") as (_, note):
                 rehearsals = api.begin(workers, request, note, to_train=to_train, machines=machines)
@@ -112,10 +104,10 @@ def train(workers: api.Workers, request: api.RunRequest, output: flags.Output) -
                 return plan_files.write_export(rehearsals, chosen, request, output)
         if request.plan_only:
             return _print_plan(chosen, request, output)
-        console = lasting_console(stderr=output.json)
+        console = terminal.lasting_console(stderr=output.json)
         console.print(explain_view(chosen) if output.verbose else first_screen(chosen))
         pages: list[str] = []
-        with TrainingProgress(console, budget_bytes=rehearsals.budget_bytes, pages=pages) as progress:
+        with terminal.TrainingProgress(console, budget_bytes=rehearsals.budget_bytes, pages=pages) as progress:
             report = api.train(rehearsals, chosen, request, progress.on_event, machines=machines)
         if output.out is not None:
             plan_files.refresh(output.out, report.output_dir)
@@ -134,7 +126,7 @@ def gpus(argv: Sequence[str]) -> int:
     cards = api.catalog()
     if options.json:
         return _print_json({"schema": "autofit.gpus/1", "gpus": [codec.to_json(card) for card in cards]})
-    whole_lines().print(gpus_view(cards))
+    terminal.whole_lines().print(gpus_view(cards))
     return 0
 
 
@@ -143,14 +135,14 @@ def _waiting(what: str) -> Iterator[tuple[Callable[[str], None], Callable[[str],
     """Shows what the command is doing; yields functions that change this text and collect notes for the end."""
     notes: list[str] = []
     try:
-        with waiting(Console(stderr=True), what) as say:
-            yield say, notes.append
+        with terminal.waiting(terminal.Console(stderr=True), what) as show:
+            yield show, notes.append
     finally:
         for note in notes:
-            warn(note)
+            terminal.warn(note)
 
 
-def _say_example(console: Console, rehearsals: api.Rehearsals, *, to_train: bool) -> None:
+def _say_example(console: terminal.Console, rehearsals: api.Rehearsals, *, to_train: bool) -> None:
     example = api.example_dataset(rehearsals.job)
     if example is not None and api.reads_dataset(rehearsals.job, to_train=to_train):
         console.print(f"No --dataset is given: planned for rows like those of TRL's example, {example}.")
@@ -166,7 +158,7 @@ def _print_plan(chosen: Plan, request: api.RunRequest, output: flags.Output) -> 
     words = kept if output.out is None else ("--plan", output.out)
     to_train = f"{shlex.join(['autofit', chosen.method, *words])}{data}"
     view = explain_view(chosen) if output.verbose else first_screen(chosen, to_train)
-    Console().print(view)
+    terminal.Console().print(view)
     return 0
 
 
