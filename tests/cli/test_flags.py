@@ -13,6 +13,7 @@ from autotrain_mem.settings.trl_parser import flags_of, read_given
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import METHODS, AutoFit, Knobs
 from autotrain_mem.worker.client import Worker
+from tests.place import Autofit
 
 YAML = """\
 model_name_or_path: tiny
@@ -77,7 +78,13 @@ def test_a_name_of_transformers_4_is_taken_as_a_flag_and_as_a_key(old: str, work
     assert as_key == read, "of YAML and of Python"
 
 
-def test_an_old_name_beside_todays_must_say_the_same_and_a_flag_of_either_wins_over_a_key(worker: Worker) -> None:
+def test_an_old_name_beside_todays_must_say_the_same_and_a_flag_of_either_wins_over_a_key(
+    worker: Worker, autofit: Autofit
+) -> None:
+    ran = autofit(*["plan", "sft", "--model", "tiny", "--gpu", "t44", "--torch_dtype", "float32"])
+    assert ran.err.startswith("note: --torch_dtype is --dtype today.\nerror: No GPU")
+    request = flags.read("autofit grpo", ["--no_cuda", "--reward_funcs", "a.b", "c.d"])[0]
+    assert (request.argument("use_cpu"), request.argument("reward_funcs")) == ("true", "a.b c.d")
     assert _given(worker, "--group_by_length") == {"train_sampling_strategy": "group_by_length"}
     assert _given(worker, "--no_cuda") == {"use_cpu": True}
     assert _given(worker, "--group_by_length", "false") == {"train_sampling_strategy": "random"}
