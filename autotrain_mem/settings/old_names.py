@@ -17,13 +17,11 @@ from typing import Any, Literal
 
 from autotrain_mem.support.errors import UsageError
 
-_TABLE = Path(__file__).with_name("old_names.csv")
-
 
 @functools.cache
 def old_names(kind: Literal["same", "like", "write"]) -> Mapping[str, str]:
     """Returns the old names of a kind, each with its ``today``."""
-    with open(_TABLE, encoding="utf-8", newline="") as file:
+    with open(Path(__file__).with_name("old_names.csv"), encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file, strict=True) if row["kind"] == kind]
     return {name: row["today"] for row in rows for name in row["names"].split()}
 

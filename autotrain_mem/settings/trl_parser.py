@@ -20,8 +20,6 @@ from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import versions_key
 
-_WITH_A_VALUE = "--{} has no opposite: give it a value, --{} false"
-
 MethodsWith = Callable[[str], Sequence[str]]
 """A function that returns the methods that have a flag."""
 
@@ -114,7 +112,7 @@ def unknown_names(
     for token in unknown:
         name = token.lstrip("-").split("=")[0].replace("-", "_")
         if name.startswith("no_") and name[3:] in known:
-            lines.append(_WITH_A_VALUE.format(name[3:], name[3:]))
+            lines.append(f"--{name[3:]} has no opposite: give it a value, --{name[3:]} false")
             continue
         # At most two similar names; underscores are ignored, as in ``batchsize``.
         similar = difflib.get_close_matches(name.replace("_", ""), by_letters, n=3, cutoff=0.7)

@@ -209,15 +209,12 @@ def no_split(name: str, use: str, split: str, splits: Iterable[str]) -> DatasetF
     return DatasetFormatError(f"{name} has no split {split!r}; it has {has}.", hint=hint)
 
 
-_FIRST_CHARACTERS = 2**16
-
-
 def first_row(name: str) -> dict[str, Any]:
     """Returns the first row of a .json or .jsonl file; {} for another file, or one whose first row is long or wrong."""
     if Path(name).suffix.lower() not in (".json", ".jsonl") or not Path(name).is_file():
         return {}
     with open(name, encoding="utf-8-sig", errors="replace") as file, contextlib.suppress(ValueError):
-        row, _ = json.JSONDecoder().raw_decode(file.read(_FIRST_CHARACTERS).lstrip("[ \r\n\t"))
+        row, _ = json.JSONDecoder().raw_decode(file.read(2**16).lstrip("[ \r\n\t"))
         return row if isinstance(row, dict) else {}
     return {}
 

@@ -13,6 +13,7 @@ DATA = f"{PLAN} --dataset data.jsonl"
 ESTIMATE = f"estimate sft {CARD}"
 SHORT = f"{ESTIMATE} --model tiny --max_length 16"
 GRPO = f"plan grpo {TINY} --dataset prompts.jsonl"
+LACKING = f"{GRPO[5:]} --simulate --report_to clearml --reward_funcs"
 PPO = f"plan ppo {TINY} --dataset prompts.jsonl"
 ONE_RUNG = "--fit lossless --forbid micro_batch,gradient_checkpointing,activation_offloading,optimizer_offload"
 FLASH = "--attn_implementation flash_attention_2"
@@ -40,7 +41,6 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "effective_batch_endless": (2, f"{DATA} --effective_batch_size {10**11}", "--effective_batch_size 1,000,000,000"),
     "number_not_a_number": (2, f"sft {TINY} --learning_rate nan", "'--learning_rate is nan'"),
     "number_endless": (2, f"sft {TINY} --max_grad_norm inf --weight_decay=-1e400", "'--weight_decay is -inf' finite"),
-    "tracker_not_installed": (3, f"{SIMULATED} --report_to clearml", "clearml --report_to 'A plan alone'"),
     "tracker_unknown": (2, f"{DATA} --report_to wandbb", "wandbb 'Did you mean wandb'"),
     "no_checkpoint_folder": (2, f"{DATA} --resume_from_checkpoint nowhere", "nowhere --output_dir"),
     "trl_refuses": (2, f"{DATA} --loss_type nll --accelerator_config nowhere.json", "nowhere.json --help"),
@@ -137,11 +137,11 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "reward_no_module": (2, f"{GRPO} --reward_funcs no_rewards.short", "no_rewards module.function"),
     "reward_not_callable": (2, f"{GRPO} --reward_funcs my_rewards.THRESHOLD", "my_rewards.THRESHOLD module.function"),
     "reward_import_fails": (2, f"{GRPO} --reward_funcs broken_rewards.a", "broken_rewards a_package_that_nobody_has"),
-    "reward_lacks_package": (3, f"{GRPO[5:]} --simulate --reward_funcs accuracy_reward", "'pip install math_verify'"),
-    "five_known_at_once": (
+    "not_installed": (3, f"{LACKING} accuracy_reward", "math_verify clearml 'A plan alone'"),
+    "five_at_once": (
         11,
-        f"{GRPO[5:]} --gpu t44 --model no_tokenizer --simulate --eval_on_start --reward_funcs no --report_to clearml",
-        "'5 problems' t44 no_tokenizer 'no split' accuracy_reward clearml",
+        f"{LACKING} no --gpu t44 --model no_tokenizer --eval_on_start",
+        "'5 problems' no_tokenizer split",
     ),
     # -- settings
     "end_token_unknown": (2, f"{DATA} --eos_token nope", "--eos_token nope <|im_end|>"),
@@ -204,11 +204,10 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "allocator_of_env": (2, f"plan sft --config env_allocator.yaml {CARD} --max_length 16", "cudaMallocAsync native"),
 }
 
-EARLY = {
+EARLY = (
     *("model_no_tokenizer", "data_no_template", "reward_no_function", "reward_model_no_tokenizer", "reward_no_module"),
-    *("data_no_split", "data_no_test_split", "reward_lacks_package", "five_known_at_once"),
-    "tracker_not_installed",
-}
+    *("data_no_split", "data_no_test_split", "not_installed", "five_at_once"),
+)
 """Mistakes that are told without a worker, so before TRL is imported. Others that are, too, are tested elsewhere."""
 
 SHELL = {
