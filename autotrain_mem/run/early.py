@@ -227,7 +227,7 @@ def _lacking(job: Job, data: str, *, to_train: bool, simulate: bool) -> Iterator
     # A folder of a package's name, such as W&B's in the working folder, is no package: it has no origin.
     if absent := [flag for flag, names in needed.items() if not any(getattr(find_spec(n), "origin", 0) for n in names)]:
         yield errors.MissingExtraError(
-            f"{', '.join(absent)} needs a package that is not installed here. A plan alone needs none.",
+            f"Not installed here, but needed to train: the packages for {', '.join(absent)}. A plan alone needs none.",
             hint=f"pip install {' '.join(dict.fromkeys(needed[flag][0] for flag in absent))}",
         )
 
