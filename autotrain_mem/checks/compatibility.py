@@ -85,14 +85,13 @@ _FLASH_PACKAGES = {
 }
 """Name -> the packages, one of which suffices, and how to install one. transformers loads the kernel from the hub if
 only ``kernels`` is installed (``modeling_utils.py: _check_and_adjust_attn_implementation``)."""
-_FROM_HUB = (("kernels",), "pip install kernels")
 
 
 def flash_package_missing(name: str) -> str:
     """Returns the command that installs the package of ``--attn_implementation name``; empty if it is installed."""
     if "flash" not in name:
         return ""
-    packages, command = _FLASH_PACKAGES.get(name, _FROM_HUB)
+    packages, command = _FLASH_PACKAGES.get(name, (("kernels",), "pip install kernels"))
     return "" if any(importlib.util.find_spec(package) for package in packages) else command
 
 

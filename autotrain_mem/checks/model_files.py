@@ -164,7 +164,6 @@ def model_without_weights(job: Job) -> Any:
         return create_model_from_path(job.model, **options)
 
 
-INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 FORMATS = (".safetensors", ".bin")
 """Suffixes of weight files; transformers downloads the second only if there are none of the first
@@ -208,7 +207,7 @@ def _cached_bytes(model: str, revision: str | None) -> int:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        index = try_to_load_from_cache(model, INDEX, revision=revision)
+        index = try_to_load_from_cache(model, "model.safetensors.index.json", revision=revision)
         weights = try_to_load_from_cache(model, WEIGHTS, revision=revision)
     except HFValidationError:
         return 0

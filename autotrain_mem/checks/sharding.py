@@ -183,16 +183,13 @@ def other_layers(config: Any) -> list[str]:
     return ["sliding_attention"] if getattr(text, "sliding_window", None) else []
 
 
-_ON_HOST = ("adamw_torch", "adamw_torch_fused")
-
-
 def optimizer_on_host(flags: Flags) -> Problems:
     """Refuses optimizers on the host that accelerate would silently replace with DeepSpeed's Adam
     (``accelerate/utils/deepspeed.py: map_pytorch_optim_to_deepspeed``)."""
     optim, file = flags.given.get("optim"), flags.given.get("deepspeed")
     if isinstance(file, Mapping) and file.get("zero_force_ds_cpu_optimizer") is False:
         return  # DeepSpeed then runs the given optimizer
-    if flags.given.get("offload_optimizer_device") and optim not in (None, *_ON_HOST):
+    if flags.given.get("offload_optimizer_device") and optim not in (None, "adamw_torch", "adamw_torch_fused"):
         yield (
             f"--optim {optim} does not work with --offload_optimizer_device: DeepSpeed would run its own Adam instead.",
             "Give --optim adamw_torch_fused, or remove --offload_optimizer_device.",

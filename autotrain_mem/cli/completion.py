@@ -33,9 +33,7 @@ Prints the script with which a shell completes commands, flags, cards, recipes a
 """
 
 SHELLS = ("bash", "zsh", "fish")
-_PLANNED = ("plan", "estimate")
 Run = Callable[[Sequence[str]], int]
-_FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 
 def completion(argv: Sequence[str]) -> int:
@@ -63,7 +61,7 @@ def parser_for(words: Sequence[str], others: Sequence[str], run: Run) -> argpars
     commands = parser.add_subparsers()
     for name in METHODS:
         _add_method(commands, name, "autofit", name in words[:1])
-    for name in _PLANNED:
+    for name in ("plan", "estimate"):
         methods = commands.add_parser(name).add_subparsers()
         for method in METHODS:
             _add_method(methods, method, f"autofit {name}", words[:2] == [name, method])
@@ -75,7 +73,7 @@ def parser_for(words: Sequence[str], others: Sequence[str], run: Run) -> argpars
         if name in words[:1]:  # its flags are read from its help
             with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.redirect_stderr(io.StringIO()):
                 run([name, "--help"])
-            for flag in dict.fromkeys(_FLAG.findall(text.getvalue())):
+            for flag in dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w-]*", text.getvalue())):
                 other.add_argument(flag)
     return parser
 

@@ -142,14 +142,13 @@ def _formatting_function(job: Job) -> Any:
     try:
         names = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
         paths = [pathlib.Path(name) for name in sorted(names) if os.path.isabs(name)]  # torch.ops has "_ops.py"
-        own = [path for path in paths if not _PACKAGES.intersection(path.parts)]
+        own = [path for path in paths if {"site-packages", "dist-packages"}.isdisjoint(path.parts)]
         own = [path for path in own if not any(path.is_relative_to(place) for place in _INSTALLED)]
         return [Hasher.hash(function), *(_content(file, file) for file in own)]
     except Exception:  # the user's objects may raise anything when pickled; a module may lack a file
         return uuid.uuid4().hex
 
 
-_PACKAGES = frozenset({"site-packages", "dist-packages"})
 _INSTALLED = (sysconfig.get_paths()["stdlib"], pathlib.Path(__file__).parents[1])
 """Folders of Python's own modules and of ours."""
 

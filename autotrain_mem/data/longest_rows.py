@@ -127,7 +127,6 @@ FEWEST_CANDIDATES = 8
 """The fewest candidates of each kind; a row with images of a million pixels takes a tenth of a second."""
 
 _TEXTS = ("messages", "prompt", "completion", "chosen", "rejected")
-_ROWS_AT_ONCE = 1000
 
 
 def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
@@ -137,7 +136,7 @@ def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int
     columns = [name for name in dataset.column_names if name in known]
     characters_of_rows = [0] * len(dataset)
     if columns:
-        tables = dataset.select_columns(columns).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
+        tables = dataset.select_columns(columns).with_format("arrow").iter(batch_size=1000)
         characters_of_rows = [sum(map(characters, row.values())) for table in tables for row in table.to_pylist()]
     sizes = row_image_sizes(dataset.with_format(None))
     weights = list(zip(map(pixels, sizes), map(len, sizes), characters_of_rows, strict=True))

@@ -225,7 +225,6 @@ def _busy(works: Iterable[Work], rates: _Rates, share: float, rows: float, *, ov
     return busy
 
 
-COLLECTIVES = (Kind.COLLECTIVE, Kind.NETWORK_COLLECTIVE)
 HALF = ("bfloat16", "float16")
 GATHERED_IN = 32
 """Number of gathers for all weights. One gather overlaps with nothing. 8B models have up to 32 layers, 70B has 80."""
@@ -236,7 +235,7 @@ def shared_work(work: Workload, known: Estimate, knobs: Knobs) -> Workload:
     are the weights of one process at the peak of ``known``, times the shards in ``known``."""
     before, topology = known.knobs, known.hardware.topology
     # Processes that share a row's tokens send keys and values, whose bytes grow with the tokens, under any sharding.
-    kept = [each for each in work.work if each.kind not in COLLECTIVES or each.bytes]
+    kept = [each for each in work.work if each.kind not in (Kind.COLLECTIVE, Kind.NETWORK_COLLECTIVE) or each.bytes]
     kept = kept if knobs.is_sharded else _under_autocast(kept)
     share = before.shards / knobs.shards
     updated = [

@@ -106,8 +106,6 @@ def _card(row: dict[str, str]) -> _Card:
     )
 
 
-_MAKERS = re.compile(r"nvidia|geforce|tesla|quadro")
-_MEMORY_SUFFIX = re.compile(r"-\d+gb$")
 _SOLDERED = re.compile(r"-laptop|-max-q$")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|b)\s*", re.IGNORECASE)
 MOST_BYTES = 1 << 44
@@ -204,11 +202,11 @@ def _imagined(text: str) -> Hardware:
 
 def _normal(name: str) -> str:
     """Maps ``"NVIDIA GeForce RTX 4060 Ti"`` and ``"rtx4060ti"`` to the same text."""
-    return re.sub(r"[^a-z0-9]", "", _MAKERS.sub("", name.lower()))
+    return re.sub(r"[^a-z0-9]", "", re.sub("nvidia|geforce|tesla|quadro", "", name.lower()))
 
 
 @functools.cache
 def _spellings(card: _Card) -> frozenset[str]:
     """Returns the other names, the key without its memory size, and that text with the marketed size appended."""
-    bare = _MEMORY_SUFFIX.sub("", card.hardware.name)
+    bare = re.sub(r"-\d+gb$", "", card.hardware.name)
     return frozenset(map(_normal, (*card.other_names, bare, f"{bare}-{card.marketed_gib}gb")))

@@ -44,7 +44,6 @@ count                    injects nothing, and writes the number of allocations a
                          the output folder
 Every process counts its own allocations and checkpoints, from 1."""
 
-CHECKPOINTS = "checkpoint-*"
 STDERR = 2
 OPTIMIZER_NAME = "optimizer.pt"
 """The checkpoint file that is written after the weights and before the trainer's state (``transformers/trainer.py:
@@ -164,7 +163,7 @@ def full_disk(folder: pathlib.Path, is_full: Callable[[], bool]) -> Iterator[Non
         if set(mode) & set("wax+") and isinstance(file, (str, os.PathLike)):
             path = pathlib.Path(file).absolute()
             names = path.relative_to(folder.absolute()).parts if path.is_relative_to(folder.absolute()) else ()
-            if names and names[0] != MARKS_NAME and not pathlib.Path(names[0]).match(CHECKPOINTS) and is_full():
+            if names and names[0] != MARKS_NAME and not pathlib.Path(names[0]).match("checkpoint-*") and is_full():
                 return io_open("/dev/full", mode.replace("x", "w"), *args, **{**options, "opener": None})
         return io_open(file, mode, *args, **options)
 

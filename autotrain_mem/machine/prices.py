@@ -22,7 +22,6 @@ from autotrain_mem.types.hardware import Hardware, Price
 _ROWS = Path(__file__).with_name("prices.csv")
 
 _NEEDED = ("gpu", "per_hour")
-_COLUMNS = (*_NEEDED, "currency", "provider", "seen", "source")
 LARGEST_FILE_BYTES = 256 * KIB
 """The largest file that is read: thousands of rows."""
 _FORM = "The first line names the columns: gpu,per_hour and optionally currency,provider,seen,source."
@@ -64,7 +63,7 @@ def _read(text: str, name: str) -> Prices:
     rows = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
     columns = rows.fieldnames or ()
     missing = [each for each in _NEEDED if each not in columns]
-    unknown = [each for each in columns if each not in _COLUMNS]
+    unknown = [each for each in columns if each not in (*_NEEDED, "currency", "provider", "seen", "source")]
     if missing or unknown:
         problem = f"has no column {' and '.join(missing)}" if missing else f"has unknown columns: {', '.join(unknown)}"
         raise UsageError(f"--prices {name} {problem}.", hint=_FORM)

@@ -27,7 +27,6 @@ _UNEXPLAINED = """\
 An updated driver may need a reboot; a container needs --gpus all and
 NVIDIA_DRIVER_CAPABILITIES=compute,utility; WSL needs /usr/lib/wsl/lib in LD_LIBRARY_PATH. To reproduce it:
 python -c 'import torch; torch.ones(1, device=0)'"""
-CHILD_MODULE = "autotrain_mem.machine.usable"
 TIME_LIMIT_SECONDS = 120.0
 """Limit for a child's answer. Importing torch takes 5 s from a warm disk, a minute from a network disk."""
 
@@ -121,7 +120,7 @@ def examine_package(
     """Imports a package in a child; torch and bitsandbytes also run a kernel on the first visible card.
     ``environment``: variables of the child, which override this process's. Raises NoAnswer if the import failed, or
     the child died or hung."""
-    child = Child(CHILD_MODULE, environment)
+    child = Child("autotrain_mem.machine.usable", environment)
     try:
         child.send({"package": package})
         answer = child.receive(limit_seconds)

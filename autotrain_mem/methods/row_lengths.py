@@ -107,13 +107,10 @@ def smallest_model(*, classifier: bool = False) -> Any:
     return Qwen2ForSequenceClassification(config) if classifier else Qwen2ForCausalLM(config)
 
 
-_ROWS_AT_ONCE = 10_000
-
-
 def list_lengths(rows: Any, column: str) -> list[int]:
     """Returns the lengths of the lists in a column of a dataset. It takes 40 ms for 200,000 rows of 220 tokens."""
     found: list[int] = []
-    for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
+    for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=10_000):
         for chunk in batch.column(column).chunks:
             found += chunk.value_lengths().to_pylist()
     return found

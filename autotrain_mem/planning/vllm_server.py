@@ -16,7 +16,6 @@ from autotrain_mem.types.vllm import OVERHEAD_BYTES, SERVER_PORT, SERVER_UTILIZA
 _HERE = ("0.0.0.0", "127.0.0.1", "localhost")  # TRL's default for a server on this machine
 _HALF_BYTES = 2
 """Bytes per element: vLLM's ``dtype auto`` also serves float32 checkpoints in half precision (``config/model.py``)."""
-_MOST_GPUS = 8
 _MOST_PERCENT = 95
 """The largest share of a card that a hint suggests, in percent, since the trainer needs the rest."""
 
@@ -39,7 +38,7 @@ def vllm_server(subject: Subject, knobs: Knobs) -> VllmServer | None:
     server = _engine(subject, knobs, utilization=SERVER_UTILIZATION)
     server = replace(server, first_gpu=first_gpu, port=port)
     if not server.fits:
-        more = (_on(server, subject.facts, gpus) for gpus in (2, 4, _MOST_GPUS) if gpus > server.gpus)
+        more = (_on(server, subject.facts, gpus) for gpus in (2, 4, 8) if gpus > server.gpus)
         nearest = next((each for each in more if each.fits), None)
         cure = "Generate with a smaller model, or on larger cards"
         if nearest is not None:

@@ -122,7 +122,6 @@ def _shown(fact: Fact | Table, *, whole: bool) -> RenderableType:
     return grid
 
 
-NOTEBOOK_COLUMNS = 100
 _PAGE = '<pre style="white-space: pre; overflow-x: auto; line-height: 1.3">{code}</pre>'
 
 Shown = Plan | Estimate | Report | Cards
@@ -130,7 +129,7 @@ Shown = Plan | Estimate | Report | Cards
 
 def html_of(shown: Shown) -> str:
     """Renders the terminal's view for ``_repr_html_``, with every text escaped."""
-    console = Console(record=True, width=NOTEBOOK_COLUMNS, file=io.StringIO(), force_terminal=True, force_jupyter=False)
+    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, force_jupyter=False)
     view: RenderableType
     match shown:
         case Plan():

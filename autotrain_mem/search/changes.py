@@ -86,7 +86,6 @@ SAVED_SO = (
     "the base model is frozen and was saved in this precision, so no weight is rounded; activations between layers "
     "have it too, as when the model was trained"
 )
-ROUNDED_ONCE = "its weights take half the bytes: they are rounded once, as they are loaded"
 
 
 def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
@@ -107,7 +106,7 @@ def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequen
     if _rounds_nothing(row, space, knobs):
         reason = SAVED_SO
     elif row.name == levers.HALF_WEIGHTS and knobs.use_peft:
-        reason = ROUNDED_ONCE
+        reason = "its weights take half the bytes: they are rounded once, as they are loaded"
     elif METHODS[space.method].long_rows == "dropped" and row.name == MAX_LENGTH:
         reason = "pairs with a side of more tokens are dropped"
     return f"{needed}: {reason}" if needed else reason

@@ -26,7 +26,6 @@ AUTO = "auto"
 """Stands for the length of the longest row."""
 MOST = "max"
 """Stands for the largest value that fits."""
-NO_LIMIT = "none"
 MAX_LENGTH = "max_length"
 MOST_TOKENS = 99_999_999
 """A longer row is a typing error: the longest context of a published model is 10,485,760 tokens (Llama 4 Scout)."""
@@ -38,7 +37,6 @@ SAME_ARGUMENT = {"activation_checkpointing": CHECKPOINTING}
 """transformers 5.23 renames the argument; TRL's configs and this project still use the old name."""
 RECOMPUTES = (CHECKPOINTING, *SAME_ARGUMENT)
 
-_IMAGE_SIZE = re.compile(r"[1-9]\d{0,4}x[1-9]\d{0,4}")
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 
 
@@ -48,14 +46,14 @@ def is_image_size(text: str) -> bool:
     >>> is_image_size("1024x768"), is_image_size("1024"), is_image_size("0x5")
     (True, False, False)
     """
-    return _IMAGE_SIZE.fullmatch(text) is not None
+    return re.fullmatch(r"[1-9]\d{0,4}x[1-9]\d{0,4}", text) is not None
 
 
 def read_length(text: str) -> int | str | None:
     """Parses a length: ``512``, ``auto``, ``p99.9``, ``max``, or ``none``, for which it returns None: no limit. Raises
     ValueError, with a message for the user, if the text is anything else."""
     word = text.strip().lower()
-    if word == NO_LIMIT:
+    if word == "none":
         return None
     if word in (AUTO, MOST):
         return word
@@ -119,12 +117,11 @@ def size_or_share(text: str, total_bytes: int) -> int | None:
     return int(total_bytes * share) if math.isfinite(share) else None
 
 
-_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", re.IGNORECASE)
 _UNIT_SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 def read_seconds(text: str) -> float | None:
     """Reads ``"8h"``, ``"90min"`` or ``"2d"`` as seconds; None for anything else."""
-    match = _TIME.fullmatch(text)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", text, re.IGNORECASE)
     seconds = 0.0 if match is None else float(match[1]) * _UNIT_SECONDS[match[2].lower()]
     return seconds or None

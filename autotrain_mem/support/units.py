@@ -10,13 +10,12 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 _UNITS = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(b|kib|mib|gib)\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:
     """Reads a size such as ``"12GiB"``, ``"0.5 GiB"`` or ``"300MiB"``. Raises ValueError if the text is not a number
     followed by B, KiB, MiB or GiB. Decimal units are rejected: "24 GB" is 1.6 GiB less than 24 GiB."""
-    match = _SIZE.fullmatch(text)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(b|kib|mib|gib)\s*", text, re.IGNORECASE)
     if match is None:
         raise ValueError(f"{text!r} is not a size: write a number and B, KiB, MiB or GiB, for example 12GiB")
     return int(float(match[1]) * _UNITS[match[2].lower()])

@@ -70,9 +70,6 @@ def _count(node: Any, counted: dict[int, float]) -> float:
 _PLACES = tuple(Path(__file__).parents[up] / "recipes" for up in (1, 2))
 """Folders of the recipes in an installed package and in a checkout."""
 
-_CARD = re.compile(r"^# card +(\S+)$", re.MULTILINE)
-_GPUS = re.compile(r"^# gpus +(\d+)$", re.MULTILINE)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
@@ -104,10 +101,10 @@ def recipes() -> tuple[Recipe, ...]:
 def read_recipe(path: Path) -> Recipe:
     """Reads the header of a recipe. Raises ValueError if it has none."""
     text = path.read_text(encoding="utf-8")
-    card = _CARD.search(text)
+    card = re.search(r"^# card +(\S+)$", text, re.MULTILINE)
     if not text.startswith("# ") or card is None:
         raise ValueError(f"{path} does not begin with a description and a card")
-    gpus = _GPUS.search(text)
+    gpus = re.search(r"^# gpus +(\d+)$", text, re.MULTILINE)
     count = 1 if gpus is None else int(gpus[1])
     return Recipe(name=path.stem, card=card[1], gpus=count, what=text.splitlines()[0].removeprefix("# "), path=path)
 

@@ -18,7 +18,6 @@ Keywords = dict[str, Any]
 """The arguments of a TRL trainer's constructor, by name."""
 substitution: ContextVar[Callable[[Keywords], Keywords] | None] = ContextVar("substitution", default=None)
 """The function that replaces model, rows and callbacks by those of a rehearsal; None outside a rehearsal."""
-_FILE = "call"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +63,7 @@ def write(call: Call, folder: pathlib.Path) -> str:
             f"There is no tokenizer for this {kind}: it was not loaded by a name, and processing_class is not given.",
             hint="Give the trainer the model's tokenizer: processing_class=AutoTokenizer.from_pretrained(...).",
         )
-    path, content = folder / _FILE, pickle_without_tensors.pack(call, call.keywords)
+    path, content = folder / "call", pickle_without_tensors.pack(call, call.keywords)
     try:
         path.write_bytes(content)
     except OSError as error:

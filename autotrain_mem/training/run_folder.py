@@ -48,8 +48,6 @@ WRITTEN = (
 tokenization_utils_base.py``, its models' ``VOCAB_FILES_NAMES``, ``dynamic_module_utils.py: custom_object_save``); PEFT;
 DeepSpeed (``engine.py: save_checkpoint``); TRL (``grpo_trainer.py: log``). TensorBoard overwrites no file."""
 
-_RECORD_BYTES = 65536
-_HAS_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -298,7 +296,7 @@ def _try_lock(folder: Path, on_event: OnEvent) -> int | None:
     except (BlockingIOError, FileNotFoundError):
         pass
     except OSError as error:
-        if error.errno in _HAS_NO_LOCKS:
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
             message = f"{folder} cannot be locked ({error.strerror}): make sure that no other run writes there"
             on_event({"event": "note", "message": message})
             return file
@@ -325,7 +323,7 @@ def _record_in(folder: Path) -> dict[str, Any]:
 
 def _read_record(file: int) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        record = json.loads(os.pread(file, _RECORD_BYTES, 0))
+        record = json.loads(os.pread(file, 65536, 0))
         return record if isinstance(record, dict) else {}
     return {}
 

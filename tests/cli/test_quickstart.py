@@ -81,7 +81,6 @@ def test_the_same_texts_make_the_same_folder_and_the_same_seed_the_same_texts(fo
     assert list(word_problems.problems(200, seed=1)) != ROWS
 
 
-NUMBER = re.compile(r"\d+")
 SUM = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\.$", re.MULTILINE)
 
 APPLIED = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
@@ -93,7 +92,7 @@ def test_the_question_opens_the_reasoning_and_every_line_of_reasoning_follows_fr
         user, assistant = problem["messages"]
         assert (user["role"], assistant["role"]) == ("user", "assistant")
         opening, *reasoning, answer = assistant["content"].splitlines()
-        start, *amounts = NUMBER.findall(user["content"])
+        start, *amounts = re.findall(r"\d+", user["content"])
         assert [SUM.search(line)[3] for line in reasoning] == amounts
         total = int(start)
         assert opening == f"We start with {total}."

@@ -12,7 +12,6 @@ PAGES = (README, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted(DOC
 
 _BLOCK = re.compile(r"^(?:<!-- ([^\n]*) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
-_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -49,5 +48,5 @@ def links(page: Path) -> Iterator[str]:
 
 def anchors(page: Path) -> set[str]:
     """What a link into the page may name, as GitHub and mkdocs make it of a heading."""
-    headings = _HEADING.findall(_BLOCK.sub("", page.read_text(encoding="utf-8")))
+    headings = re.findall(r"^#+ (.+)$", _BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}

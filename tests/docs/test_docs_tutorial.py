@@ -22,7 +22,6 @@ pytestmark = pytest.mark.slow
 TUTORIAL = DOCS / "tutorial.md"
 TRANSCRIPTS = DOCS / "transcripts"
 SECONDS = re.compile(r"\b(\d+ min )?\d+(\.\d+)? s\b")
-LOSS = re.compile(r"\b(\d+\.\d\d)\d\b")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,7 @@ def assert_kept(name: str, text: str) -> None:
     """But for the times and the last digit of a loss, which are the machine's."""
 
     def everywhere(shown: str) -> str:
-        return LOSS.sub(r"\1", SECONDS.sub("… s", shown))
+        return re.sub(r"\b(\d+\.\d\d)\d\b", r"\1", SECONDS.sub("… s", shown))
 
     assert everywhere(kept(TRANSCRIPTS / f"{name}.txt", text)) == everywhere(text)
 

@@ -24,7 +24,6 @@ BOTH_MODES = pytest.mark.parametrize("expandable", [False, True], ids=["native",
 
 # The keys of a file that the CUDA build of torch 2.13.0 wrote with torch.cuda.memory._dump_snapshot after
 # _record_memory_history(), over a stand-in for the CUDA runtime.
-SNAPSHOT = {"segments", "device_traces", "allocator_settings", "external_annotations"}
 ENTRY = {"action", "addr", "compile_context", "frames", "pool_id", "size", "stream", "time_us", "user_metadata"}
 OOM = ENTRY - {"addr"} | {"device_free"}
 END = ENTRY - {"frames"}
@@ -78,7 +77,7 @@ def lines(entry: dict[str, Any]) -> list[str]:
 def test_every_part_has_the_keys_of_a_real_dump(expandable: bool) -> None:
     tight = DeviceCapacity(capacity_bytes=24 * MIB, total_bytes=24 * MIB)
     snapshot = make_snapshot(a_step(), tight, grows=expandable)
-    assert snapshot.keys() == SNAPSHOT
+    assert snapshot.keys() == {"segments", "device_traces", "allocator_settings", "external_annotations"}
     *trace, end = snapshot["device_traces"][0]
     assert {entry["action"] for entry in trace} > {"alloc", "free_requested", "free_completed", "oom"}
     (refused,) = entries(snapshot, "oom")

@@ -48,15 +48,13 @@ def seconds(
 
 LINKED = Topology(devices=4, link="toy", link_bytes_per_second=10**10, network_bytes_per_second=10**9)
 SEVERAL = replace(CARD, topology=LINKED)
-TWO_NODES = replace(SEVERAL, topology=replace(LINKED, nodes=2))
 TURING = replace(CARD, bf16_flops_per_second=None)
-SECOND_OF_COLLECTIVE = round(10**10 * module.COLLECTIVE_EFFICIENCY)
 SECOND_OF_ATTENTION = round(100e12 * module.ATTENTION_EFFICIENCY)
 
 
 def collective(number: float, seconds_of_each: float, phase: Phase = Phase.BACKWARD, **fields: Any) -> Work:
     """So many calls, among the devices of a node."""
-    moved = round(seconds_of_each * SECOND_OF_COLLECTIVE)
+    moved = round(seconds_of_each * round(10**10 * module.COLLECTIVE_EFFICIENCY))
     return work(phase, **{"kind": Kind.COLLECTIVE, "fixed_bytes": moved, "count": number, **fields})
 
 
@@ -134,7 +132,7 @@ REDUCED = collective(4, 1.0, of_step=True)
         ([FIVE, collective(4, 1.0), collective(4, 1.0, kind=Kind.NETWORK_COLLECTIVE)], {"hardware": SEVERAL}, 40),
         # Groups of all processes of two nodes: a tenth of the link's rate for each of four devices, used together.
         ([collective(4, 1.0)], {"hardware": SEVERAL}, 4),
-        ([collective(4, 1.0)], {"hardware": TWO_NODES}, 10 / 4 * 4),
+        ([collective(4, 1.0)], {"hardware": replace(SEVERAL, topology=replace(LINKED, nodes=2))}, 10 / 4 * 4),
         # Each costs a latency, however small.
         (
             [collective(1000, 0.0, launches=1)],

@@ -114,7 +114,6 @@ def test_a_good_machine_has_nothing_broken_and_unwritable_folders_are(examine: E
 
 
 NO_DRIVER: dict[str, Any] = {"driver": ("", None, "driver mismatch"), "cards": ()}
-NO_KERNEL = GpuPackage(problem="no kernel", fix="whl/cu126")
 ODD: list[tuple[dict[str, Any], str, str]] = [
     ({"token": None}, "Hugging Face Hub", "without a token"),
     ({"hub": None}, "Hugging Face Hub", "ConnectTimeout"),
@@ -139,7 +138,7 @@ ODD: list[tuple[dict[str, Any], str, str]] = [
         ({"cards": ()}, "cards", "lists no card", "nvidia-smi"),
         ({"torch": None}, "torch", "not installed", "pip install 'torch>=2.10'"),
         ({"answers": {"torch": "no libcudart"}}, "torch", "no libcudart", "--force-reinstall"),
-        ({"answers": {"torch": NO_KERNEL}}, "torch", "no kernel", "whl/cu126"),
+        ({"answers": {"torch": GpuPackage(problem="no kernel", fix="whl/cu126")}}, "torch", "no kernel", "whl/cu126"),
         ({"answers": {"bitsandbytes": "status -11"}}, "bitsandbytes", "status -11", "pip"),
         ({"trl": "1.9.2"}, "trl", "older than 1.10", "trl>=1.10"),
         ({"flash-attn": "2.8", "answers": {"flash_attn": "undefined symbol"}}, "flash-attn", "symbol", "pip"),

@@ -180,7 +180,6 @@ def test_no_plan_makes_rows_shorter_nor_goes_beyond_the_models_context(tmp_path:
 
 
 TALK = [{"role": "user", "content": "What is 2 plus 2?"}]
-BEGUN = [*TALK, {"role": "assistant", "content": "It is"}]
 
 
 def online_configs(folder: Path, **arguments: Any) -> Any:
@@ -192,7 +191,7 @@ def test_prompts_are_counted_as_the_trainer_tokenizes_them(model_folder: Folder,
     """Text without special tokens, and conversations of which one ends in the middle of an answer."""
     folder = model_folder("llama")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    for prompts in (["What is 2 plus 2?", "What?"], [TALK, BEGUN]):
+    for prompts in (["What is 2 plus 2?", "What?"], [TALK, [*TALK, {"role": "assistant", "content": "It is"}]]):
         rows = Dataset.from_dict({"prompt": prompts})
         config = online_configs(tmp_path, max_new_tokens=2, reward_model_path=str(folder))
         made = online_dpo.build_trainer(config, str(folder), rows, None)

@@ -16,7 +16,6 @@ SLURM = {
 PET = {"PET_NNODES": "1:2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "first", "PET_MASTER_PORT": "4711"}
 SKY = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
 OPERATOR = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "first", "MASTER_PORT": "23456"}
-MPI = {"PMI_SIZE": "2", "PMI_RANK": "1", "MASTER_ADDR": "first"}
 
 
 def second(address: str, port: int) -> Place:
@@ -29,7 +28,7 @@ def test_a_launcher_says_it() -> None:
         (2, PET, second("first", 4711)),
         (None, SKY, second("10.0.0.1", 29500)),
         (2, OPERATOR, second("first", 23456)),
-        (2, MPI, second("first", 29500)),
+        (2, {"PMI_SIZE": "2", "PMI_RANK": "1", "MASTER_ADDR": "first"}, second("first", 29500)),
         (None, OPERATOR, None),  # processes, that torchrun may have started on one machine
         (None, {"SLURM_NNODES": "2", "SLURM_NODEID": "0"}, None),  # the batch script, which runs on one
         (1, SLURM, None),

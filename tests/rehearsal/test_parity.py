@@ -43,7 +43,6 @@ from autotrain_mem.types import CACHE_EMPTIED, Owner, Phase, Routing, Trace
 pytestmark = pytest.mark.slow
 
 HAS_PPO = importlib.util.find_spec("trl.experimental.ppo") is not None
-NEEDS_PPO = pytest.mark.skipif(not HAS_PPO, reason="TRL 1.13 and later have no PPO")
 Combination = tuple[str, str, str, bool]
 
 BESIDE_LORA = {"reward": "full", "dpo": "full", "kto": "full", "online_dpo": "4-bit"}
@@ -63,7 +62,7 @@ def marks(one: Combination) -> list[pytest.MarkDecorator]:
     """On the newest TRL too: each trainer that it has with an adapter, and the reward model's without."""
     method, variant, _, _ = one
     if method == "ppo":
-        return [NEEDS_PPO]
+        return [pytest.mark.skipif(not HAS_PPO, reason="TRL 1.13 and later have no PPO")]
     return [pytest.mark.newest] if variant == ("full" if method == "reward" else "lora") else []
 
 

@@ -68,13 +68,12 @@ def assert_told(one: Case, depths: Depths) -> None:
 
 
 ONE_STEP = {"gradient_accumulation_steps": 1}
-ENGINE = {"use_vllm": True, "vllm_enable_sleep_mode": True}
 TOLD: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "4-bit": ("sft", {}, {"use_peft": True, "load_in_4bit": True, "gradient_checkpointing": False}),
     "offloaded": ("sft", {}, {"activation_offloading": True, "optimizer_offload": True, **ONE_STEP}),
     "bfloat16": ("dpo", {}, {"dtype": "bfloat16", **ONE_STEP}),
     "lora": ("grpo", {}, {"use_peft": True, "dtype": "bfloat16", **ONE_STEP}),
-    "when an engine is awake": ("grpo", ENGINE, ONE_STEP),
+    "when an engine is awake": ("grpo", {"use_vllm": True, "vllm_enable_sleep_mode": True}, ONE_STEP),
 }
 
 

@@ -109,7 +109,6 @@ CARDS = {"ten": TEN, "shorter_rows": SHORTER, "none": NONE, "sets": SETS}
 # Full cards: one simulated, which tells all owners apart, one real, and one whose library did not say much.
 
 OWNED = {**examples.OWNERS, Owner.ACTIVATIONS: 5_905_374_720, Owner.TEMPORARY: 1_100_000_256}
-ALLOCATED = sum(OWNED.values())
 
 SIMULATED = Shortage(
     phase=Phase.BACKWARD,
@@ -118,19 +117,18 @@ SIMULATED = Shortage(
     segment_bytes=1_289_748_480,
     total_bytes=RTX3060.total_bytes,
     free_bytes=300 * MIB,
-    allocated_bytes=ALLOCATED,
+    allocated_bytes=sum(OWNED.values()),
     reserved_bytes=RTX3060.total_bytes - 505 * MIB,
     outside_bytes=205 * MIB,
     measured=OWNED,
 )
 
-NAMED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
 ON_A_CARD = replace(
     SIMULATED,
     segment_bytes=SIMULATED.requested_bytes,
     free_bytes=100 * MIB,
     reserved_bytes=RTX3060.total_bytes - 1305 * MIB,
-    measured={owner: OWNED[owner] for owner in NAMED},
+    measured={owner: OWNED[owner] for owner in (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)},
 )
 
 MISHAP = replace(

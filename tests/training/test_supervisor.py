@@ -171,7 +171,6 @@ def test_what_may_end_otherwise_is_tried_again_unless_no_restarts_are_asked_for_
 
 ODD = "RuntimeError: odd"
 ASSERT = "AcceleratorError: CUDA error: device-side assert triggered"
-FIRST_STEP = "RuntimeError: before the first step"
 INTERRUPTED = InterruptedByUser("Interrupted.")
 
 GIVEN_UP: dict[str, tuple[list[tuple[Any, int | None]], type[AutofitError], str]] = {
@@ -188,7 +187,7 @@ GIVEN_UP: dict[str, tuple[list[tuple[Any, int | None]], type[AutofitError], str]
     "a card is full in the first step": ([(refused(1), None)], GpuOutOfMemoryError, "explained"),
     "a card with room is full in the first step": ([(refused(239), None)] * 2, GpuOutOfMemoryError, "need less"),
     "the code is wrong": ([(raised("ValueError: wrong", 7), 5)], TrainingError, "wrong"),
-    "nothing was trained": ([(raised(FIRST_STEP, 5, 5), 5)], TrainingError, "first step"),
+    "nothing was trained": ([(raised("RuntimeError: before the first step", 5, 5), 5)], TrainingError, "first step"),
     "an unknown error without a checkpoint": ([(raised(ODD, 7), None)], TrainingError, "odd"),
     "an unknown error twice": ([(raised(ODD, 7), 5), (raised(ODD, 7, 5), 5)], TrainingError, "way twice, after step 7"),
     "an interrupt": ([(INTERRUPTED, 5)], InterruptedByUser, "Interrupted"),

@@ -33,10 +33,7 @@ def test_a_percentile_is_the_nearest_rank() -> None:
     assert (evaluated.asked_length(1), evaluated.asked_length(0.99)) == (200, 99), "all rows include the evaluated ones"
 
 
-few_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=8)
-
-
-@given(few_lengths, st.integers(1, 9), st.integers(1, 50))
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 9), st.integers(1, 50))
 def test_the_expected_longest_and_the_padding_are_those_of_every_batch_that_can_be_drawn(
     lengths: list[int], rows: int, limit: int
 ) -> None:

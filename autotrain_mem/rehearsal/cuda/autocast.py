@@ -72,7 +72,6 @@ REFUSED = "binary_cross_entropy"
 _CPU_OTHERWISE = frozenset({"prod", "prod.dim_int", "grid_sampler"})
 """Operators that both devices cast, but by different rules: the CPU always casts them to float32."""
 
-_KEY = "AutocastCPU"
 _NO_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 _CASTED = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -89,7 +88,7 @@ def cuda_autocast() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
             for name, kernel in _kernels().items():
-                library.impl(name, kernel, _KEY)
+                library.impl(name, kernel, "AutocastCPU")
         with patch.object(torch, "is_autocast_enabled", lambda device_type="cpu": is_enabled(device_type)):
             yield
 

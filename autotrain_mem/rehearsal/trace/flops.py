@@ -19,7 +19,6 @@ from autotrain_mem.types import Phase, Work, Workload
 COUNTED = frozenset({Phase.GENERATE, Phase.SCORE, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP})
 """The phases whose work is counted: those of a training step."""
 
-_BEGINS_A_STEP = frozenset({Phase.GENERATE, Phase.SCORE, Phase.FORWARD})
 
 Key = tuple[Any, ...]
 Mark = dict[Key, float]
@@ -49,7 +48,7 @@ class WorkCounter:
         self._of_chunks: dict[Key, float] = {}
 
     def enter_phase(self, phase: Phase) -> None:
-        if self._period.optimizer_steps and phase in _BEGINS_A_STEP:
+        if self._period.optimizer_steps and phase in (Phase.GENERATE, Phase.SCORE, Phase.FORWARD):
             self._whole, self._period = self._period, _Period()
         self._period.micro_steps += phase is Phase.BACKWARD
         self._counts = self._period.counts[phase] if phase in COUNTED else None

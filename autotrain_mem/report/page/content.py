@@ -26,7 +26,6 @@ _LOGGED = {
     "learning_rate": "learning rate",
 }
 """Names in trainers' logs -> titles."""
-_MEASURED = ("peak_reserved_bytes", "reserved_bytes", "peak_allocated_bytes", "allocated_bytes")
 _HOW_TO_READ = (
     "The first figure shows one rehearsed training step on the worst batch: the allocated bytes, stacked by their use, "
     "the bytes reserved for them, and the budget, which neither may exceed.",
@@ -138,7 +137,7 @@ def _run_figures(material: Material) -> Iterator[Section]:
             name.removesuffix("_bytes").replace("_", " "): [
                 None if device is None else float(getattr(device, name)) for device in devices
             ]
-            for name in _MEASURED
+            for name in ("peak_reserved_bytes", "reserved_bytes", "peak_allocated_bytes", "allocated_bytes")
         }
         limits = {
             "budget": float(estimate.reservable_bytes),

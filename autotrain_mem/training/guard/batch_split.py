@@ -185,7 +185,6 @@ COUNTS = ("num_images", "batch_num_images")
 ``transformers/models/llava_onevision/image_processing_llava_onevision.py``)."""
 _KNOWN = {"pixel_values", "image_grid_thw", "pixel_attention_mask", *COUNTS}
 
-_NO_TOKENS = "images cannot be assigned to rows: the model's configuration names no image token"
 _MISMATCH = "images cannot be assigned to rows: image tokens and images do not match"
 
 
@@ -247,7 +246,7 @@ def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsIm
         return f"images cannot be assigned to rows if a batch has {', '.join(sorted(unknown))}"
     ids = [inputs[name] for name in ("input_ids", "prompt_ids", "completion_ids") if inputs.get(name) is not None]
     if image_token is None or not ids:
-        return _NO_TOKENS
+        return "images cannot be assigned to rows: the model's configuration names no image token"
     if not isinstance(inputs.get("pixel_values"), torch.Tensor):
         return _MISMATCH
     pixels, mask = inputs["pixel_values"], inputs.get("pixel_attention_mask")

@@ -39,7 +39,6 @@ FORWARD_SECONDS = 1.0
 LOOK_SECONDS = 0.2
 
 Say = Callable[[str], None]
-_LOST = "lost"
 
 
 def follow(place: Place, command: Sequence[str], folder: Path, hardware: Hardware, *, real: bool, say: Say) -> None:
@@ -109,7 +108,7 @@ class _Following:
         self._is_asked_to_end = False
         with contextlib.suppress(OSError):  # the link reports its end
             connection.send_bytes(json.dumps(codec.to_json(hello)).encode())
-        self._link = Link(connection, self._messages.put, lambda why: self._messages.put({"do": _LOST, "why": why}))
+        self._link = Link(connection, self._messages.put, lambda why: self._messages.put({"do": "lost", "why": why}))
 
     def serve(self) -> AutofitError | str | None:
         """Serves requests; returns the error of a failed training, why the leader was lost, or None after success."""

@@ -34,7 +34,6 @@ def trained(made: Any, *, worst_first: bool, **options: Any) -> tuple[Any, list[
     return outcome(made), told
 
 
-EVALUATES = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
 ACCUMULATED = {"gradient_accumulation_steps": 2, "max_steps": 2}
 PACKED = {"packing": True, "max_length": 16, "padding_free": False, "packing_strategy": "wrapped"}
 SHORT = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 2, "max_steps": 2}
@@ -45,7 +44,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {"steps_per_generation": 4} | ACCUMULATED),
     "sft_packed": ("sft", PACKED | {"include_num_input_tokens_seen": "all"}),
     "cpo_simpo": ("cpo", ACCUMULATED),
-    "grpo_entropy_evaluates": ("grpo", ENTROPY | EVALUATES),
+    "grpo_entropy_evaluates": ("grpo", ENTROPY | {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}),
     "grpo_images": ("grpo", SHORT),
 }
 
