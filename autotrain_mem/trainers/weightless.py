@@ -137,5 +137,5 @@ def _cast_as_loading_would(model: Any, state_dict: Any, checkpoint_files: Any, l
                     module._parameters[name] = torch.nn.Parameter(parameter.to(dtype), parameter.requires_grad)
                 elif (buffer := module._buffers.get(name)) is not None:
                     module._buffers[name] = buffer.to(dtype)
-    nothing = {field.name: (get_origin(field.type) or set)() for field in fields(LoadStateDictInfo)}
+    nothing: dict[str, Any] = {field.name: (get_origin(field.type) or set)() for field in fields(LoadStateDictInfo)}
     return LoadStateDictInfo(**nothing), None
