@@ -45,7 +45,7 @@ from tests.tiny import tiny_config
 pytestmark = pytest.mark.slow
 
 ROOT = SCRIPTS.parent
-OF_BASH = ("browser", "docs", "environment", "install_check", "newest", "quickstart", "test")
+OF_BASH = ("browser", "docs", "environment", "install_check", "newest", "quickstart", "test", "versions")
 INSTRUMENTS = sorted(path.name for path in SCRIPTS.iterdir() if path.is_file() and not path.suffix)
 
 Load = Callable[..., Script]
@@ -329,7 +329,8 @@ def test_ddp_speed(script: Load) -> None:
 PYTHON = """#!/bin/sh
 echo "$*" >> "$RAN"
 [ "$2" != wheel ] && [ "$3" != wheel ] || { mkdir wheel; touch wheel/autotrain_mem-0-py3-none-any.whl; }
-[ "$2" != venv ] || { mkdir -p environment/bin; cp "$0" environment/bin/python; cp "$0" environment/bin/autofit; }
+[ "$2" != venv ] || { mkdir -p "$3/bin" "$3/lib/python3/site-packages"; cp "$0" "$3/bin/python"; }
+[ "$2" != venv ] || cp "$0" "$3/bin/autofit"
 [ "$1" != gpus ] || { echo no such card; exit 1; }
 """
 
@@ -347,6 +348,23 @@ def test_install_check(tmp_path: pathlib.Path) -> None:
     installed = [line.split("/")[-1] for line in ran if line.endswith(("torch", ".whl"))]
     assert installed == ["constraints.txt torch", "autotrain_mem-0-py3-none-any.whl"]
     assert ran[-3:] == [f"{verb} quickstart-run/run" for verb in ("report", "watch", "explain")]
+
+
+def test_versions(tmp_path: pathlib.Path) -> None:
+    """The set is installed in place of the pinned versions, with torch first; an error of pip fails it."""
+    python = tmp_path / "python"
+    environment = {**os.environ, "PYTHON": str(python), "RAN": str(tmp_path / "ran"), "TMPDIR": str(tmp_path)}
+    for said, end in (("passes", "true"), ("failed", '[ "$3" != install ]')):
+        python.write_text(f"{PYTHON}{end}\n")
+        python.chmod(0o755)
+        versions = [ROOT / "scripts" / "versions", "peft==0.18.1 trl==1.10.0"]
+        done = subprocess.run(versions, env=environment, capture_output=True, text=True)
+        assert f"peft==0.18.1 trl==1.10.0: {said}" in done.stdout, done.stderr
+        assert done.returncode == (said == "failed")
+    first, second = [line.split() for line in (tmp_path / "ran").read_text().splitlines() if " install " in line][:2]
+    assert first[-1].startswith("torch==")
+    assert {"peft==0.18.1", "trl==1.10.0", first[-1]} <= {*second}
+    assert sum(each.startswith(("peft=", "trl=")) for each in second) == 2
 
 
 def test_quickstart(tmp_path: pathlib.Path) -> None:
