@@ -4,6 +4,7 @@ Each takes the arguments of TRL's class, and also ``autofit=AutoFit(...)``. ``tr
 """
 
 import inspect
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import trl
@@ -24,6 +25,7 @@ from autotrain_mem.types import Plan
 from autotrain_mem.types.autofit import AutoFit, as_autofit
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.python_names import python_errors
+from autotrain_mem.worker.client import PREFIX
 
 _CALL = "_autofit_call"
 
@@ -109,11 +111,18 @@ class Planned:
             with python_errors(config_class.__name__):
                 plan = make_plan(asked)
         except RehearsalError as error:  # raises the error that TRL raised in the rehearsal
-            refusal = error.__cause__
-            if refusal is None or refusal.__cause__ is None:  # only the place of the error is known
-                raise
-            error.__cause__ = None  # avoids a cycle of causes
-            raise refusal from refusal.__cause__
+            shown: Exception = error
+            inner = error.__cause__
+            if (
+                isinstance(inner, Exception) and inner.__cause__ is not None
+            ):  # else only the place of the error is known
+                shown, inner, inner.__cause__ = inner, inner.__cause__, None
+            error.__cause__ = None  # a worker's traceback has a hundred lines, so it goes to a file
+            if isinstance(inner, RuntimeError):
+                with NamedTemporaryFile("w", prefix=PREFIX, suffix=".log", delete=False, encoding="utf-8") as log:
+                    log.write(str(inner))
+                shown.add_note(f"The rehearsal's traceback is in {log.name}.")
+            raise shown from None
         if plan.estimate.grows:
             grow_segments(keywords["args"].device)
         config = planned_config(keywords["args"], plan.knobs, loads=isinstance(keywords["model"], str))

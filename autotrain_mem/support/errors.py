@@ -35,7 +35,8 @@
     │   └── OutputFolderError       62   the output folder is not writable, or has another run
     └── InterruptedByUser          130   Ctrl-C, SIGTERM, SIGHUP or SIGUSR1
 
-The message states the problem, and the ``hint`` gives the fix with its exact flag; ``str(error)`` joins both. Only
+UsageError, UnsupportedModelError, DatasetError and BatchSplitError are also ValueErrors, as TRL's own refusals are. The
+message states the problem, and the ``hint`` gives the fix with its exact flag; ``str(error)`` joins both. Only
 ``cli.main`` catches these errors for the user.
 """
 
@@ -95,7 +96,7 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-class UsageError(AutofitError):
+class UsageError(AutofitError, ValueError):
     """Raised for unknown, malformed or contradictory arguments; the message names all problems.
 
     >>> from autotrain_mem import AutoFit, UsageError
@@ -147,7 +148,7 @@ class ModelNotFoundError(ModelError):
     exit_code = 20
 
 
-class UnsupportedModelError(ModelError):
+class UnsupportedModelError(ModelError, ValueError):
     exit_code = 21
 
 
@@ -163,7 +164,7 @@ class TokenizerError(ModelError):
     exit_code = 24
 
 
-class DatasetError(AutofitError):
+class DatasetError(AutofitError, ValueError):
     pass
 
 
@@ -191,7 +192,7 @@ class PlanError(AutofitError):
     pass
 
 
-class BatchSplitError(PlanError):
+class BatchSplitError(PlanError, ValueError):
     exit_code = 40
 
 

@@ -51,6 +51,7 @@ def test_a_call_of_grpos_is_refused(tiny_qwen: Path, tmp_path: Path, words: dict
     call = {"reward_funcs": shortness, "args": args, "train_dataset": prompts(), **words}
     with pytest.raises(UsageError) as raised:
         autotrain_mem.GRPOTrainer(str(tiny_qwen), **call, autofit=QUIET)
+    assert isinstance(raised.value, ValueError), "as what TRL itself refuses"
     assert re.search(said, f"{raised.value.message} {raised.value.hint}")
 
 
