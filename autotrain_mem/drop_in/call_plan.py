@@ -1,8 +1,5 @@
 """Makes the plan for a trainer that a script constructs, with the script's own objects."""
 
-import hashlib
-import inspect
-import json
 import pathlib
 import tempfile
 from collections.abc import Mapping
@@ -10,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotrain_mem import api
+from autotrain_mem.checks.arguments import accept
 from autotrain_mem.checks.model_objects import check_loading, check_model_object
+from autotrain_mem.drop_in.call_digest import digest_of, identity_of
 from autotrain_mem.drop_in.config_merge import given_arguments
 from autotrain_mem.drop_in.device import device_of, why_fixed
 from autotrain_mem.drop_in.launched import Launched, agreed, is_first, read_launched, smallest
@@ -30,7 +29,7 @@ from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.errors import DoesNotFitError, EmptyDatasetError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.trainers import script_call
-from autotrain_mem.trainers.script_call import Call, quantization_of
+from autotrain_mem.trainers.script_call import Call
 from autotrain_mem.types import Plan
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.hardware import Hardware
@@ -38,17 +37,8 @@ from autotrain_mem.types.job import PythonCall
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.worker.pool import Workers
 
-OUR_LIBRARIES = frozenset({"autotrain_mem", "trl", "transformers", "peft", "bitsandbytes", "builtins"})
-"""Libraries whose version identifies their code; a plan that depends on other code is not cached."""
-
 _PREPARED = "_is_accelerate_prepared"
 """Attribute of a prepared model, which ``accelerate/accelerator.py: prepare_model`` does not prepare again."""
-
-_OF_RUN = frozenset(
-    {"args", "train_dataset", "eval_dataset", "callbacks", "compute_metrics", "processing_class", "formatting_func"}
-    | {"reward_processing_classes", "preprocess_logits_for_metrics"}
-)
-"""Keywords that affect a rehearsal only through the job's arguments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +104,7 @@ def make_plan(asked: PlannedCall) -> Plan:
 
 def _planned(asked: PlannedCall, launched: Launched, hardware: Hardware, store: Store, earlier: Plan | None) -> Plan:
     asked.autofit.headroom_bytes(hardware.total_bytes)  # raises before anything is started
-    with Workers() as workers, tempfile.TemporaryDirectory(dir=workers.first.scratch) as folder:
+    with Workers() as workers, tempfile.TemporaryDirectory(dir=workers.scratch) as folder:
         rehearsals = _rehearsals(asked, launched, hardware, store, workers, pathlib.Path(folder))
         console = Console(stderr=True, quiet=not asked.autofit.show)
         with SearchProgress(console, rehearsals.job, rehearsals.defaults) as progress:
@@ -168,7 +158,8 @@ def _rehearsals(
         path=script_call.write(call, folder),
         holds_model=not isinstance(model, str),
         holds_rows=not streams,
-        digest=_digest(asked),
+        digest=digest_of(asked.call),
+        identity=identity_of(asked.call),
     )
     arguments |= {"use_cpu": True} if hardware.origin == "cpu" else {}
     if why_fixed() and EXPANDABLE not in arguments:
@@ -177,7 +168,7 @@ def _rehearsals(
     request = RunRequest(method=asked.method, model=name, autofit=autofit, config=arguments, accelerate=launched.config)
     # A launcher may start several processes on the CPU too.
     own = request.own | ({} if hardware.origin == "cpu" else {"gpus": launched.processes})
-    defaults = workers.first.accept(asked.method, arguments, own)
+    defaults = accept(asked.method, arguments, own)
     return Rehearsals(
         workers=workers,
         defaults=for_processes(defaults, hardware.topology, arguments),
@@ -198,42 +189,6 @@ def _streams(call: Call) -> list[Any]:
     uncounted = [rows for rows in parts if rows is not None and not isinstance(rows, Dataset)]
     trained = call.keywords["train_dataset"]
     return [*([] if isinstance(trained, Dataset) else [trained]), *([evaluated] if uncounted else [])]
-
-
-def _digest(asked: PlannedCall) -> str:
-    """Returns a digest of a rehearsal's objects; empty if they include the user's code."""
-    relevant = {name: value for name, value in asked.call.keywords.items() if name not in _OF_RUN}
-    rewards = relevant.get("reward_funcs")
-    rewards = rewards if isinstance(rewards, list | tuple) else [rewards]
-    # A rehearsal replaces reward functions by stand-ins, so only their number matters.
-    relevant["reward_funcs"] = ["a function" if inspect.isroutine(each) else each for each in rewards]
-    relevant |= {"quantization": quantization_of(asked.call.keywords), "class": asked.call.trainer}
-    texts = {name: _text_of(value) for name, value in relevant.items()}
-    if None in texts.values():
-        return ""
-    return hashlib.blake2b(json.dumps(texts, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def _text_of(value: Any) -> str | None:
-    """Returns a text that identifies a value completely; None if that is impossible, as for the user's own classes."""
-    if value is None or isinstance(value, str | int | float | bool):
-        return repr(value)
-    if isinstance(value, type) or inspect.isfunction(value):
-        return f"{value.__module__}.{value.__qualname__}" if _is_known(value) else None
-    if isinstance(value, list | tuple):
-        inner = [_text_of(each) for each in value]
-        return None if None in inner else repr(inner)
-    if _is_known(type(value)) and hasattr(value, "to_dict"):
-        return json.dumps(
-            value.to_dict(),
-            sort_keys=True,
-            default=lambda each: sorted(each) if isinstance(each, set | frozenset) else str(each),
-        )
-    return None
-
-
-def _is_known(kind: Any) -> bool:
-    return kind.__module__.split(".")[0] in OUR_LIBRARIES
 
 
 _UNREHEARSED = {

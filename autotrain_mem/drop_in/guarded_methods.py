@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.drop_in import launched
-from autotrain_mem.drop_in.call_plan import OUR_LIBRARIES
+from autotrain_mem.drop_in.call_digest import OUR_LIBRARIES
 from autotrain_mem.report.run_history import event_line
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import described

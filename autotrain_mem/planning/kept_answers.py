@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +45,8 @@ _READ_BY_LIBRARIES = (
     *("FSDP_", "WANDB_", "COMET_", "MLFLOW_", "PYTHONPATH", "XDG_CACHE_HOME", "HOME"),
 )
 """Prefixes of the variables on which the libraries' answers may depend."""
+_WITHOUT_GPU = frozenset({"PYTORCH_NVML_BASED_CUDA_CHECK"})
+"""Variables that mean nothing where no GPU is visible. DeepSpeed sets it (``deepspeed/__init__.py``)."""
 
 
 def parsed(store: Store, workers: Workers, request: RunRequest) -> tuple[dict[str, Any], Knobs]:
@@ -84,13 +87,14 @@ def answered(
     keeps: Callable[[Answer], bool] = lambda answer: True,
 ) -> Answer:
     """Returns a worker's answer about a job, kept or new; ``words`` are the question's other arguments."""
-    key, given = None, job.arguments
-    if job.python_call is None and not any(given.get(name) for name in _USERS_CODE):
+    key, given, call = None, job.arguments, job.python_call
+    if (call is None or call.identity) and not any(given.get(name) for name in _USERS_CODE):
         data = job.dataset or given.get("dataset_name") or job.method_facts.example_dataset
         named = [job.model, *map(given.get, OTHER_MODEL_ARGUMENTS), *map(given.get, _MAY_BE_HUB_IDS)]
-        hub_ids = [*_texts([*named, data if reads_data else None])]
+        hub_ids = [*_texts([*named, data if reads_data and call is None else None])]
         read = {name: value for name, value in given.items() if name not in _WRITTEN}
-        key = _key({"job": codec.to_json(job), **words}, [*hub_ids, *_texts(read)], hub_ids)
+        placed = job if call is None else replace(job, python_call=replace(call, path=""))
+        key = _key({"job": codec.to_json(placed), **words}, [*hub_ids, *_texts(read)], hub_ids)
     return kept_or_asked(store, question, key, noun, ask, keeps)
 
 
@@ -154,13 +158,13 @@ def _key(words: Mapping[str, Any], texts: Iterable[str], hub_ids: Iterable[str])
         folders = [hub_cache() / f"{kind}--{text.replace('/', '--')}" / "refs" for kind in ("models", "datasets")]
         refs = [ref for folder in folders for ref in sorted(folder.rglob("*")) if ref.is_file()]
         hub[text] = [(str(ref), ref.read_text(encoding="utf-8", errors="replace")) for ref in refs]
-    variables = {name: value for name, value in os.environ.items() if name.startswith(_READ_BY_LIBRARIES)}
+    read = {name for name in os.environ if name.startswith(_READ_BY_LIBRARIES)} - _WITHOUT_GPU
     return {
         "words": _digest(words),
         "files": _digest(files),
         "hub": _digest(hub),
         "hour": int(time.time()) // HUB_SECONDS if hub else None,
-        "environment": _digest(variables),
+        "environment": _digest({name: os.environ[name] for name in read}),
         "folder": str(Path.cwd()),
         "versions": versions_key(),
     }

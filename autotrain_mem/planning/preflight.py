@@ -2,7 +2,6 @@
 
 import pathlib
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from autotrain_mem.machine.host_requirements import Load, room_findings
@@ -47,9 +46,16 @@ def check_preflight(
         return not any(finding.kind == "error" or finding.error == _OUT_OF_REACH for finding in result.findings)
 
     words, store = {"compute_capability": capability, **facts}, rehearsals.store
-    ask = partial(rehearsals.workers.first.preflight, job, capability, **facts)
-    # Errors are not kept: one of the network may not recur.
-    result = answered(store, job, "preflight", words, Preflight, ask, reads_data=reads_data, keeps=has_no_error)
+    result = answered(
+        store,
+        job,
+        "preflight",
+        words,
+        Preflight,
+        lambda: rehearsals.workers.first.preflight(job, capability, **facts),
+        reads_data=reads_data,
+        keeps=has_no_error,  # an error of the network may not recur
+    )
     return Checked(warnings=settle(result.findings), result=result, trains_on_cpu=on_cpu if to_train else None)
 
 

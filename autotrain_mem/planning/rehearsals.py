@@ -173,9 +173,11 @@ class Rehearsals:
 
     def describe(self) -> ModelFacts:
         """Reads the model's config. Raises ModelError, and UsageError for arguments that contradict it."""
-        job, capability, worker = self.job, self.hardware.capability, self.workers.first
+        job, capability = self.job, self.hardware.capability
         words = {"compute_capability": capability}
-        return answered(self.store, job, "model", words, ModelFacts, lambda: worker.describe(job, capability))
+        return answered(
+            self.store, job, "model", words, ModelFacts, lambda: self.workers.first.describe(job, capability)
+        )
 
     def count_lengths(self, on_counting: OnCounting = lambda counting: None) -> Lengths:
         """Counts the data's tokens once. Raises DatasetError if they cannot be read, and ModelNotFoundError if there is
@@ -202,19 +204,19 @@ class Rehearsals:
         return Lengths(longest=job.prompt_length, images=job.images)
 
     def _profile(self, on_counting: OnCounting = lambda counting: None) -> DataProfile:
-        job, worker = self.job, self.workers.first
+        job, workers = self.job, self.workers
         found = answered(
             self.store,
             job,
             "fingerprint",
             {},
             Fingerprint,
-            lambda: worker.fingerprint(job),
+            lambda: workers.first.fingerprint(job),
             reads_data=True,
             keeps=lambda found: not found.names_files,
         )
         key = {"fingerprint": found.digest, "versions": versions_key()}
-        return kept_or_asked(self.store, "profile", key, DataProfile, lambda: worker.profile(job, on_counting))
+        return kept_or_asked(self.store, "profile", key, DataProfile, lambda: workers.first.profile(job, on_counting))
 
     def subject(self, facts: ModelFacts | None = None, lengths: Lengths | None = None) -> "Subject":
         """Adds the facts of the model and the lengths of rows; a worker finds those that are not given."""

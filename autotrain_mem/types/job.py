@@ -22,6 +22,8 @@ class PythonCall:
     """Whether the script passes training rows that can be counted; a stream cannot."""
     digest: str
     """A digest of all that a rehearsal depends on. If it is empty (the user's own code or model), nothing is cached."""
+    identity: str = ""
+    """A digest of these objects, the rows and the tokenizer. If it is empty, they are read again for each plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -95,10 +95,6 @@ class Worker:
         given, defaults = self._ask("parse", method=method, **words, also_known=list(also_known))
         return given, codec.from_json(Knobs, defaults)
 
-    def accept(self, method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Knobs:
-        """Returns TRL's defaults for a script's config: :func:`checks.arguments.accept`."""
-        return codec.from_json(Knobs, self._ask("accept", method=method, given=given, own=own))
-
     def flags(self) -> dict[str, TrlFlags]:
         """Returns TRL's flags and help texts by method, which the worker also keeps on disk."""
         return {method: codec.from_json(TrlFlags, each) for method, each in self._ask("flags").items()}

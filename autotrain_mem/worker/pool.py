@@ -58,6 +58,11 @@ class Workers:
         self.start()
         return self._all[0]
 
+    @property
+    def scratch(self) -> str:
+        """Returns a folder for the workers' files, as ``Worker.scratch``; starts no worker."""
+        return self._all[0].scratch
+
     def start(self) -> None:
         """Starts all workers."""
         if not self._started:

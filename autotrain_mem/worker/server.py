@@ -138,7 +138,6 @@ def rehearse(
 
 OPERATIONS: dict[str, tuple[str, Callable[..., Any] | str]] = {
     "parse": ("Reading the flags", "autotrain_mem.checks.arguments:parse"),
-    "accept": ("Reading the config", "autotrain_mem.checks.arguments:accept"),
     "flags": ("Reading TRL's flags", flags),
     "describe": ("Reading the model's config", describe),
     "layers_to_name": ("Looking for the model's layers", layers_to_name),

@@ -1,6 +1,7 @@
 """What a drop-in trainer promises beside its plan: TRL's own class, TRL's own refusals, and nothing left behind; model
 objects are rehearsed by their own structure, and stay as they are."""
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,19 +22,21 @@ import torch
 import trl
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import _get_current_dispatch_mode
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel, set_seed
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel, set_seed
 
 import autotrain_mem
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import call_plan as planning
 from autotrain_mem.drop_in import launched
-from autotrain_mem.drop_in.call_plan import PlannedCall, _digest
+from autotrain_mem.drop_in.call_digest import digest_of, identity_of
 from autotrain_mem.drop_in.config_merge import default_config
 from autotrain_mem.methods.configs import with_knobs
 from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.support.errors import DoesNotFitError, UnsupportedModelError
+from autotrain_mem.support.store import FOLDER_VARIABLE
 from autotrain_mem.trainers.script_call import Call
 from autotrain_mem.types import Hardware, Owner, Topology
+from autotrain_mem.worker.pool import Workers
 from tests.drop_in.conftest import QUIET, SETTLED, config, pairs, prompts, shortness, texts
 from tests.forked import Forge
 
@@ -162,7 +166,12 @@ def test_a_subclass_is_rehearsed_with_its_loss_and_fails_with_its_error(tiny_qwe
     assert own.weight == 1.0
     with pytest.raises(KeyError, match="labels_of_mine") as caught:
         planned(tiny_qwen, tmp_path, kind=Broken)
-    assert any("Broken.compute_loss (test_promises.py:" in note for note in caught.value.__notes__)
+    line, place = caught.value.__notes__
+    assert "Broken.compute_loss (test_promises.py:" in line
+    log = Path(place.removeprefix("The rehearsal's traceback is in ").removesuffix("."))
+    assert "in compute_loss" in log.read_text()
+    log.unlink()
+    assert "direct cause" not in "".join(traceback.format_exception(caught.value)), "one traceback"
 
 
 def test_an_optimizer_object_is_rehearsed_as_it_is(tiny_qwen: Path, tmp_path: Path) -> None:
@@ -204,11 +213,11 @@ SCRIPT = """
 
 
 def test_a_script_with_classes_and_functions_of_its_own(tiny_qwen: Path, tmp_path: Path, forge: Forge) -> None:
-    """As from a notebook: what is defined in ``__main__`` can be imported by nobody else."""
+    """As from a notebook: what is defined in ``__main__``, here without a guard, can be imported by nobody else."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT).format(model=str(tiny_qwen), out=str(tmp_path / "out")))
     with forge.commands(sys.modules[__name__]):
-        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path)
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "steps 1 0"
     assert "fits 80MiB" in done.stderr
@@ -216,12 +225,15 @@ def test_a_script_with_classes_and_functions_of_its_own(tiny_qwen: Path, tmp_pat
 
 def digest(trainer: type = autotrain_mem.SFTTrainer, **keywords: Any) -> str:
     words = {"model": "NAME", **keywords}
-    call = Call(trainer=trainer, args=(), kwargs=words, keywords=words)
-    return _digest(PlannedCall(method="sft", config_class=trl.SFTConfig, call=call, autofit=AutoFit()))
+    return digest_of(Call(trainer=trainer, args=(), kwargs=words, keywords=words))
 
 
 def lora(**more: Any) -> Any:
     return LoraConfig(**{"r": 4, "target_modules": ["q_proj", "v_proj"], **more})
+
+
+class Scorer(torch.nn.Module):
+    pass
 
 
 def test_equal_calls_have_equal_digests_others_another_and_code_of_the_users_own_none(tmp_path: Path) -> None:
@@ -238,13 +250,54 @@ def test_equal_calls_have_equal_digests_others_another_and_code_of_the_users_own
     ]
     assert "" not in known
     assert len(set(known)) == len(known)
-    own = ({"compute_loss_func": shortness}, {"data_collator": shortness}, {"reward_funcs": [torch.nn.Linear(1, 1)]})
+    own = ({"compute_loss_func": shortness}, {"data_collator": shortness}, {"reward_funcs": [Scorer()]})
     assert {digest(Weighted), *(digest(**keywords) for keywords in own)} == {""}
     # a quantization in the loading arguments is the script's, and none is added
     for given in ({"quantization_config": BitsAndBytesConfig(load_in_4bit=True)}, None):
         words = {"model": "NAME", "args": sft(tmp_path, model_init_kwargs=given), "peft_config": lora()}
         added = with_knobs(words, "sft", {"load_in_4bit": True}).get("quantization_config")
         assert added is None if given else added.load_in_4bit
+
+
+def test_a_call_is_identified_with_its_rows_tokenizer_and_model_object(tiny_qwen: Path) -> None:
+    def identity(**words: Any) -> str:
+        words = {"model": loaded(tiny_qwen), "processing_class": AutoTokenizer.from_pretrained(tiny_qwen), **words}
+        return identity_of(Call(trainer=autotrain_mem.SFTTrainer, args=(), kwargs=words, keywords=words))
+
+    def changed(kind: Any, name: str, value: Any) -> Any:
+        made = kind.from_pretrained(tiny_qwen)
+        setattr(made, name, value)
+        return made
+
+    frozen = loaded(tiny_qwen)
+    next(frozen.parameters()).requires_grad_(False)
+    known = [
+        identity(train_dataset=texts(3)),
+        identity(train_dataset=texts(4)),
+        identity(train_dataset=texts(3), model=frozen),
+        identity(train_dataset=texts(3), model=str(tiny_qwen)),
+        identity(train_dataset=texts(3), processing_class=changed(AutoTokenizer, "chat_template", "of mine")),
+    ]
+    assert identity(train_dataset=texts(3)) == known[0]
+    assert "" not in known
+    assert len(set(known)) == len(known)
+    hooked = loaded(tiny_qwen)
+    hooked.lm_head.register_forward_hook(shortness)
+    own = ({"model": hooked}, {"model": changed(AutoModelForCausalLM, "forward", shortness)}, {"model": Scorer()})
+    own += ({"formatting_func": shortness}, {"train_dataset": texts().to_iterable_dataset()})
+    assert {identity(**{"train_dataset": texts(3), **words}) for words in own} == {""}
+
+
+def test_the_same_call_again_starts_no_worker(tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
+    for file in tiny_qwen.iterdir():
+        os.utime(file, (0, 0))  # nothing is kept of files that may still change
+    first = settled(loaded(tiny_qwen), tmp_path).plan
+    with Workers(1) as fresh:
+        monkeypatch.setattr(planning, "Workers", lambda: contextlib.nullcontext(fresh))
+        monkeypatch.setattr(fresh, "start", lambda: pytest.fail("a worker was started"))
+        again = settled(loaded(tiny_qwen), tmp_path).plan
+    assert (again.knobs, again.estimate.memory) == (first.knobs, first.estimate.memory)
 
 
 def loaded(folder: Path, **options: Any) -> Any:

@@ -91,6 +91,24 @@ def test_calls_run_at_once_each_with_its_own_worker_and_results_keep_their_order
     assert workers.result(begun) == 1
 
 
+def test_two_pools_at_once_answer_threads_that_start_more(workers: Workers) -> None:
+    answers: list[list[int]] = []
+
+    def ask(pool: Workers) -> None:
+        inner = threading.Thread(target=lambda: answers.append(pool.map([asking(1, 0.01), asking(2)])), daemon=True)
+        inner.start()
+        answers.append(pool.map([asking(1), asking(2, 0.01)]))
+        inner.join(10)
+
+    with Workers(2) as others:
+        threads = [threading.Thread(target=ask, args=(each,), daemon=True) for each in (workers, others) * 3]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert answers == [[1, 2]] * 12
+
+
 def test_a_result_is_yielded_before_later_ones_and_closing_lets_no_further_call_begin(workers: Workers) -> None:
     heard, asked = threading.Event(), list[int]()
 
