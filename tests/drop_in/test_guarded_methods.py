@@ -138,11 +138,25 @@ def test_a_run_that_meets_a_full_device_ends_as_trls_does(
 
 
 def test_an_evaluation_without_a_training_goes_on_too(tiny_qwen: Path, tmp_path: Path) -> None:
-    trls, ours = sft(tiny_qwen, tmp_path, trl.SFTTrainer), sft(tiny_qwen, tmp_path)
+    def hits(results: Any) -> dict[str, float]:
+        guessed, labels = results.predictions[:, :-1], results.label_ids[:, 1:]
+        return {"rows": len(labels), "hits": float((guessed == labels).sum()), "guesses": float(guessed.sum())}
+
+    own = {
+        "loss_type": "nll",
+        "compute_metrics": hits,
+        "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1),
+    }
+    trls, ours = sft(tiny_qwen, tmp_path, trl.SFTTrainer, **own), sft(tiny_qwen, tmp_path, **own)
     refuse(ours, 0, training=False)
-    assert ours.evaluate()["eval_loss"] == pytest.approx(trls.evaluate()["eval_loss"], rel=1e-4)
+    found, expected = ours.evaluate(), trls.evaluate()
+    assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-4)
+    assert [found[f"eval_{name}"] for name in ("rows", "hits", "guesses")] == [
+        expected[f"eval_{name}"] for name in ("rows", "hits", "guesses")
+    ]
     assert [incident.phase for incident in ours.plan.experience.incidents] == [Phase.EVALUATE]
-    assert ours.predict(texts(4).map(lambda row: {"input_ids": [1, 2, 3]})).predictions is not None
+    rows = texts(4).map(lambda row: {"input_ids": [1, 2, 3]})
+    assert ours.predict(rows).metrics["test_guesses"] == trls.predict(rows).metrics["test_guesses"]
 
 
 def test_a_training_keeps_the_long_rows_cache(tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
