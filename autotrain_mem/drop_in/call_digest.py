@@ -1,11 +1,13 @@
 """Identifies the objects of a script's call, so that its next run finds what was rehearsed and read before."""
 
+import functools
 import hashlib
 import inspect
 import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from autotrain_mem.trainers.script_call import EVALUATED, Call, quantization_of
@@ -54,8 +56,12 @@ def _text_of(value: Any) -> str | None:
 
     if value is None or isinstance(value, str | int | float | torch.dtype | torch.device):
         return repr(value)
-    if isinstance(value, type) or inspect.isfunction(value):
-        return f"{value.__module__}.{value.__qualname__}" if _is_known(value) else None
+    if isinstance(value, type | FunctionType | BuiltinFunctionType):
+        # A closure may hold the user's objects.
+        is_plain = _is_known(value) and not getattr(value, "__closure__", None)
+        return f"{value.__module__}.{value.__qualname__}" if is_plain else None
+    if isinstance(value, functools.partial):
+        return _text_of(["partial", value.func, value.args, value.keywords])
     if isinstance(value, Mapping):
         return _text_of([*value, *value.values()])
     if isinstance(value, list | tuple | set | frozenset):
@@ -109,4 +115,4 @@ def _text_of_files(tokenizer: Any) -> str:
 
 
 def _is_known(kind: Any) -> bool:
-    return kind.__module__.split(".")[0] in OUR_LIBRARIES
+    return str(kind.__module__).split(".")[0] in OUR_LIBRARIES

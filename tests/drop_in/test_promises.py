@@ -279,6 +279,9 @@ def test_a_call_is_identified_with_its_rows_tokenizer_and_model_object(tiny_qwen
         identity(train_dataset=texts(3), processing_class=changed(AutoTokenizer, "chat_template", "of mine")),
     ]
     assert identity(train_dataset=texts(3)) == known[0]
+    gelu = {"model": loaded(tiny_qwen)}  # Gemma's activation
+    gelu["model"].act = functools.partial(torch.nn.functional.gelu, approximate="tanh")
+    known.append(identity(train_dataset=texts(3), **gelu))
     assert "" not in known
     assert len(set(known)) == len(known)
     hooked = loaded(tiny_qwen)
