@@ -83,6 +83,8 @@ def _decide(rehearsals: api.Rehearsals, request: api.RunRequest, output: flags.O
         chosen = api.plan(
             rehearsals, *reports, to_train=to_train, simulate=request.simulate, earlier=request.plan, again=again
         )
+    if output.json:  # elsewhere they were printed before
+        chosen = replace(chosen, warnings=(*request.config_notes, *chosen.warnings))
     if output.out is not None:
         plan_files.write(chosen, output.out)
     return chosen

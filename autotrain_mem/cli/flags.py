@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
+from autotrain_mem.exports.tool_keys import read_tool_file
 from autotrain_mem.exports.tools import EXPORTERS
 from autotrain_mem.planning.accelerate_config import with_accelerate
 from autotrain_mem.planning.read_request import with_peft_config
@@ -164,9 +165,12 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
         file: str | None = _recipe_file(prog, flags)
     else:
         file = flags.pop("config", None)
-    config = (
-        {} if file is None else {name.replace("-", "_"): each for name, each in read_yaml(file, "--config").items()}
-    )
+    config: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
+    if file is not None:
+        given = {*flags, *(token[2:].partition("=")[0] for token in rest if token.startswith("--"))}
+        keys = {name.replace("-", "_"): each for name, each in read_yaml(file, "--config").items()}
+        config, notes = read_tool_file(keys, file, prog, given=given, own=(*_YAML_NAMES, *_BLOCKS))
     environment = {str(name): str(value) for name, value in _block(config, _ENV).items()}
     settings = {underscored(f"--{name}")[2:]: value for name, value in _block(config, _AUTOFIT).items()}
     # Blocks are not flags, so TRL's parser cannot suggest the block that was meant.
@@ -192,6 +196,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
         autofit=autofit,
         argv=tuple(rest),
         config=config,
+        config_notes=notes,
         environment=environment,
         command=without_flags(argv),
         also_known=own_names(),

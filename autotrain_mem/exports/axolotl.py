@@ -15,7 +15,6 @@ from autotrain_mem.allocator.settings import NEWER_VARIABLE, OLDER_VARIABLE
 from autotrain_mem.exports.accelerate import FIRST_MACHINE
 from autotrain_mem.exports.draft import (
     IDLE_WITHOUT_ADAPTER,
-    LORA_DEFAULTS,
     OF_ADAPTER,
     OF_DATA,
     Data,
@@ -26,6 +25,7 @@ from autotrain_mem.exports.draft import (
     note_no_limit,
     note_other_trainer,
 )
+from autotrain_mem.exports.tool_keys import REWARDS, SHAPED_REWARD, keys_of
 from autotrain_mem.methods.interface import AxolotlFacts, method_of
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.parallel.launch_environment import fsdp_settings
@@ -33,62 +33,16 @@ from autotrain_mem.parallel.place import PORT
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.methods_table import TEXT_COLUMN
 
-SAME = (
-    *("output_dir", "gradient_accumulation_steps", "optim_args", "optim_target_modules", "learning_rate"),
-    *("lr_scheduler_kwargs", "weight_decay", "max_grad_norm", "seed", "adam_beta1", "adam_beta2"),
-    *("adam_epsilon", "save_total_limit", "save_only_model", "load_best_model_at_end", "metric_for_best_model"),
-    *("greater_is_better", "logging_steps", "dataloader_num_workers", "dataloader_pin_memory"),
-    *("dataloader_prefetch_factor", "dataloader_drop_last", "dataset_num_proc", "torch_compile"),
-    *("torch_compile_backend", "torch_compile_mode", "neftune_noise_alpha", "torch_empty_cache_steps"),
-    *("remove_unused_columns", "auto_find_batch_size", "trust_remote_code", "attn_implementation"),
-    *("model_revision", "hub_model_id", "hub_strategy", "hub_revision", "ddp_timeout", "ddp_bucket_cap_mb"),
-    *("ddp_broadcast_buffers", "ddp_find_unused_parameters", "pad_to_multiple_of"),
-)
-"""Keys with the same name and meaning in Axolotl and TRL."""
-RENAMED = {
-    "per_device_train_batch_size": "micro_batch_size",
-    "per_device_eval_batch_size": "eval_batch_size",
-    "optim": "optimizer",
-    "lr_scheduler_type": "lr_scheduler",
-    "num_train_epochs": "num_epochs",
-}
-
-REPORTERS = {
-    "wandb": "use_wandb",
-    "mlflow": "use_mlflow",
-    "tensorboard": "use_tensorboard",
-    "comet_ml": "use_comet",
-    "trackio": "use_trackio",
-}
-"""A name in ``report_to`` -> Axolotl's key (``core/builders/base.py: _configure_reporting``)."""
-
 LIGER: Mapping[str, Any] = {
     "plugins": ["axolotl.integrations.liger.LigerPlugin"],
     **dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy"), True),
 }
 """The keys for what transformers' ``use_liger_kernel`` turns on (``integrations/liger/args.py: LigerArgs``)."""
 
-GRPO_SAME = (
-    *("num_generations", "generation_batch_size", "max_completion_length", "beta", "temperature", "top_p", "top_k"),
-    *("min_p", "repetition_penalty", "num_iterations", "epsilon", "epsilon_high", "importance_sampling_level"),
-    *("reward_weights", "loss_type", "mask_truncated_completions", "sync_ref_model", "ref_model_mixup_alpha"),
-    *("ref_model_sync_steps", "log_completions", "num_completions_to_print", "multi_objective_aggregation"),
-    *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "vllm_importance_sampling_cap"),
-    *("off_policy_mask_threshold", "use_bias_correction_kl", "use_vllm", "vllm_mode", "vllm_enable_sleep_mode"),
-    *("vllm_server_host", "vllm_server_port"),
-)
-VLLM = {
-    "vllm_gpu_memory_utilization": "gpu_memory_utilization",
-    "vllm_tensor_parallel_size": "tensor_parallel_size",
-    "vllm_max_model_length": "max_model_len",
-}
 VLLM_DEFAULTS: Mapping[str, Any] = {"vllm_mode": "colocate", "vllm_enable_sleep_mode": False}
-VLLM_SHARE: Mapping[str, Any] = {"vllm_gpu_memory_utilization": 0.3, "vllm_tensor_parallel_size": 1}
-"""TRL's defaults (``trl/trainer/grpo_config.py: GRPOConfig``); Axolotl's engine would take 0.9 of the card."""
-
-_BUILT_IN = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
-"""Functions of ``trl.rewards`` that ``trl/scripts/grpo.py`` takes by a short name."""
-_OWN_ARGUMENTS = "get_soft_overlong_punishment"  # that script also takes its short name, and passes it arguments
+VLLM_SHARE: Mapping[str, Any] = {"gpu_memory_utilization": 0.3, "tensor_parallel_size": 1}
+"""TRL's defaults (``trl/trainer/grpo_config.py: GRPOConfig``), here without the prefix
+``vllm_``; Axolotl's engine would take 0.9 of the card."""
 
 
 def axolotl(plan: Plan, job: Job) -> str:
@@ -106,7 +60,7 @@ def axolotl(plan: Plan, job: Job) -> str:
         launcher = f" --launcher accelerate -- --num_processes={count}{place if nodes > 1 else ''}"
     tool = Tool(name="Axolotl", command=f"axolotl train FILE{launcher}", trains_with_trl=False)
     _add_data(draft)
-    draft.rename({name: name for name in SAME} | RENAMED)
+    draft.write("axolotl", "same")
     _add_adapter(draft)
     _add_arithmetic(draft)
     _add_sharding(draft)
@@ -117,10 +71,11 @@ def axolotl(plan: Plan, job: Job) -> str:
         _add_loss(draft)
     asked = draft.settings.get("report_to") or []
     trackers = [asked] if isinstance(asked, str) else list(asked)
-    draft.keys |= {REPORTERS[name]: True for name in trackers if name in REPORTERS}
+    reporters = {key.trl: key.name for key in keys_of("axolotl") if key.kind == "report"}
+    draft.keys |= {reporters[name]: True for name in trackers if name in reporters}
     if "wandb" in trackers and draft.settings.get("run_name"):
         draft.keys["wandb_name"] = draft.get("run_name")
-    if {*trackers} <= {*REPORTERS, "none"}:
+    if {*trackers} <= {*reporters, "none"}:
         draft.answered.add("report_to")
     offload = "Axolotl's deepspeed key with a ZeRO configuration that offloads is the nearest"
     note_other_trainer(draft, "Axolotl", batch="micro_batch_size", offload=offload)
@@ -181,15 +136,6 @@ def _dataset(draft: Draft, *, train: bool) -> dict[str, Any]:
     }
 
 
-_LORA = {
-    "lora_r": "lora_r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "use_rslora": "peft_use_rslora",
-    "use_dora": "peft_use_dora",
-    "lora_modules_to_save": "lora_modules_to_save",
-    "lora_target_parameters": "lora_target_parameters",
-}
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 """Each is on unless set to false (``config.py: check_auto_enable_lora_kernels``). They use other buffers than TRL."""
 
@@ -213,7 +159,7 @@ def _add_adapter(draft: Draft) -> None:
             "bnb_4bit_use_double_quant": knobs.use_bnb_nested_quant,
             "bnb_4bit_quant_storage": storage,
         }
-    keys |= {key: value for name, key in _LORA.items() if (value := draft.get(name)) or name in LORA_DEFAULTS}
+    draft.write_adapter("axolotl")
     asked = draft.get("lora_target_modules")
     if asked in ("all-linear", ["all-linear"]):
         keys["lora_target_linear"] = True
@@ -292,7 +238,9 @@ def _add_schedule(draft: Draft) -> None:
     """Adds the schedule. Axolotl's defaults: cosine, 3 % warm-up, one epoch; it keeps the last four checkpoints."""
     warmup = draft.get("warmup_steps")  # below 1 a share of all steps: TrainingArguments.get_warmup_steps
     draft.keys |= {
-        **{RENAMED.get(name, name): draft.get(name) for name in _WRITTEN_OUT},
+        **{
+            key.name: draft.get(key.trl) for key in keys_of("axolotl") if key.kind == "same" and key.trl in _WRITTEN_OUT
+        },
         **({"warmup_ratio": warmup} if 0 < warmup < 1 else {"warmup_steps": int(warmup)}),
         **_strategy(draft, "save"),
         **(_strategy(draft, "eval") if draft.job.is_evaluated else {}),
@@ -335,28 +283,25 @@ def _add_loss(draft: Draft) -> None:
 def _add_grpo(draft: Draft) -> None:
     """Adds the ``trl:`` and ``vllm:`` blocks. Unset keys keep TRL's defaults, since the trainer is TRL's own."""
     settings = draft.settings
-    draft.answered.update((*GRPO_SAME, *VLLM))
-    block: dict[str, Any] = {name: settings[name] for name in GRPO_SAME if settings.get(name) is not None}
+    draft.write("axolotl", "trl")
+    block = draft.keys.setdefault("trl", {})
     block["beta"] = draft.get("beta")
     judge = settings.get("reward_model_name_or_path")
     functions = [*([judge] if judge else []), *(settings.get("reward_funcs") or ())]
-    if _OWN_ARGUMENTS in functions:
+    if SHAPED_REWARD in functions:
         draft.notes.append(
-            f"reward_funcs {_OWN_ARGUMENTS}: TRL's script passes it arguments; wrap it in a function of your own"
+            f"reward_funcs {SHAPED_REWARD}: TRL's script passes it arguments; wrap it in a function of your own"
         )
     elif not functions:
         draft.notes.append("reward_funcs: the plan has none, and Axolotl needs one to train")
     if functions:
-        names = {name: f"trl.rewards.{name}" for name in _BUILT_IN}
-        block["reward_funcs"] = [names.get(name, name) for name in functions if name != _OWN_ARGUMENTS]
+        names = {name: f"trl.rewards.{name}" for name in REWARDS}
+        block["reward_funcs"] = [names.get(name, name) for name in functions if name != SHAPED_REWARD]
         draft.answered.update(("reward_funcs", "reward_model_name_or_path"))
     if settings.get("scale_rewards") in (True, False, "group", "none"):
         block["scale_rewards"] = draft.get("scale_rewards") in (True, "group")
-    if (liger := draft.get("use_liger_kernel")) is not None:
-        block["use_liger_loss"] = liger
     if (timeout := draft.get("vllm_server_timeout")) is not None:
         block["vllm_server_timeout"] = int(timeout)
-    vllm = {VLLM[name]: settings[name] for name in VLLM if settings.get(name) is not None}
     if settings.get("use_vllm"):
-        block, vllm = {**VLLM_DEFAULTS, **block}, {**{VLLM[name]: VLLM_SHARE[name] for name in VLLM_SHARE}, **vllm}
-    draft.keys |= {"trl": block, **({"vllm": vllm} if vllm else {})}
+        draft.keys["trl"] = {**VLLM_DEFAULTS, **block}
+        draft.keys["vllm"] = {**VLLM_SHARE, **draft.keys.get("vllm", {})}

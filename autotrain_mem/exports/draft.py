@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotrain_mem.allocator.settings import variable_that_counts
+from autotrain_mem.exports.tool_keys import NO_LIMIT_TOKENS, keys_of
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.settings.adapter_config import without_said
 from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
@@ -34,9 +35,6 @@ TRAINER_DEFAULTS: Mapping[str, Any] = {
 TrainingArguments`` and ``trl/trainer/base_config.py``)."""
 LORA_DEFAULTS: Mapping[str, Any] = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
 """TRL's defaults (``trl/trainer/model_config.py: ModelConfig``)."""
-
-NO_LIMIT_TOKENS = 1 << 20
-"""Means "no limit" to a tool that takes only a number: longer than any row that fits a card."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +100,24 @@ class Draft:
         """Copies settings that the tool has with the same values, under the same or another name."""
         self.answered.update(names)
         self.keys |= {key: value for name, key in names.items() if (value := self.settings.get(name)) is not None}
+
+    def write(self, tool: str, kind: str) -> None:
+        """Adds the tool's keys of a kind, as :meth:`rename` does. A value that the tool lacks is not answered."""
+        for key in keys_of(tool):
+            value = self.settings.get(key.trl)
+            if key.kind != kind or (key.values and value is not None and value not in key.values.values()):
+                continue
+            self.answered.add(key.trl)
+            if value is not None:
+                block, _, name = key.name.rpartition(".")
+                written = next((theirs for theirs, ours in key.values.items() if ours == value), value)
+                (self.keys.setdefault(block, {}) if block else self.keys)[name] = written
+
+    def write_adapter(self, tool: str) -> None:
+        """Adds the tool's keys for LoRA: those whose defaults differ, and what the user set."""
+        for key in keys_of(tool):
+            if key.kind == "adapter" and ((value := self.get(key.trl)) or key.trl in LORA_DEFAULTS):
+                self.keys[key.name] = value
 
     @property
     def knobs(self) -> Knobs:

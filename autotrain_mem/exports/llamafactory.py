@@ -1,4 +1,4 @@
-"""Writes LLaMA-Factory's YAML (``llamafactory-cli train FILE``).
+"""Writes and reads LLaMA-Factory's YAML (``llamafactory-cli train FILE``).
 
 Keys follow https://github.com/hiyouga/LLaMA-Factory, August 2026 (ff6d4d1), ``src/llamafactory/hparams``:
 ``model_args.py``, ``data_args.py``, ``finetuning_args.py``, ``generating_args.py``, and transformers' own arguments in
@@ -12,7 +12,6 @@ import re
 from autotrain_mem.exports.accelerate import ACCELERATE_FILE, FIRST_MACHINE, note_launch
 from autotrain_mem.exports.draft import (
     IDLE_WITHOUT_ADAPTER,
-    LORA_DEFAULTS,
     OF_ADAPTER,
     OF_DATA,
     TRAINER_DEFAULTS,
@@ -23,52 +22,10 @@ from autotrain_mem.exports.draft import (
     note_no_limit,
     note_other_trainer,
 )
+from autotrain_mem.exports.tool_keys import Reading
 from autotrain_mem.methods.interface import LlamaFactoryFacts, method_of
 from autotrain_mem.parallel.place import PORT
 from autotrain_mem.types import Job, Plan
-
-TRAINER_ARGUMENTS = (
-    *("output_dir", "per_device_train_batch_size", "num_train_epochs", "max_steps", "learning_rate"),
-    *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args", "weight_decay"),
-    *("adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules", "gradient_accumulation_steps"),
-    *("average_tokens_across_devices", "max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "bf16_full_eval"),
-    *("fp16_full_eval", "tf32", "gradient_checkpointing", "gradient_checkpointing_kwargs", "torch_compile"),
-    *("torch_compile_backend", "torch_compile_mode", "use_liger_kernel", "liger_kernel_config", "use_cache"),
-    *("neftune_noise_alpha", "torch_empty_cache_steps", "auto_find_batch_size", "logging_strategy"),
-    *("logging_steps", "logging_first_step", "log_on_each_node", "logging_nan_inf_filter"),
-    *("include_num_input_tokens_seen", "log_level", "log_level_replica", "disable_tqdm", "report_to", "run_name"),
-    *("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "eval_strategy", "eval_steps"),
-    *("eval_delay", "per_device_eval_batch_size", "prediction_loss_only", "eval_on_start"),
-    *("eval_do_concat_batches", "eval_use_gather_object", "eval_accumulation_steps", "include_for_metrics"),
-    *("batch_eval_metrics", "save_only_model", "save_strategy", "save_steps", "save_on_each_node"),
-    *("save_total_limit", "enable_jit_checkpoint", "push_to_hub", "hub_private_repo", "hub_model_id"),
-    *("hub_strategy", "hub_always_push", "hub_revision", "load_best_model_at_end", "metric_for_best_model"),
-    *("greater_is_better", "ignore_data_skip", "restore_callback_states_from_checkpoint", "full_determinism"),
-    *("seed", "data_seed", "accelerator_config", "parallelism_config", "dataloader_drop_last"),
-    *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
-    *("dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataloader_in_order"),
-    *("remove_unused_columns", "label_names", "train_sampling_strategy", "length_column_name"),
-    *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"),
-    *("ddp_backend", "ddp_timeout", "debug", "skip_memory_metrics", "resume_from_checkpoint"),
-)
-"""Arguments of transformers 5.23 (``training_args.py: TrainingArguments``), except those that choose devices."""
-
-RENAMED = {
-    "dataset_num_proc": "preprocessing_num_workers",
-    "use_liger_kernel": "enable_liger_kernel",
-    "model_revision": "model_revision",
-    "trust_remote_code": "trust_remote_code",
-}
-ATTENTION = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2", "flash_attention_3": "fa3"}
-"""TRL's name -> LLaMA-Factory's (``extras/constants.py: AttentionFunction``, ``model/model_utils/attention.py``)."""
-
-_OWN_WAY = frozenset(
-    {
-        *("gradient_checkpointing", "gradient_checkpointing_kwargs", "use_liger_kernel", "liger_kernel_config"),
-        *("remove_unused_columns", "label_names", "bf16", "fp16", "output_dir", *TRAINER_DEFAULTS),
-    }
-)
-"""Arguments of transformers that LLaMA-Factory overrides, or that are written elsewhere in this module."""
 
 
 def llamafactory(plan: Plan, job: Job) -> str:
@@ -88,9 +45,6 @@ def llamafactory(plan: Plan, job: Job) -> str:
         "do_train": True,
         "finetuning_type": "lora" if draft.knobs.use_peft else "full",
     }
-    draft.rename(RENAMED)
-    if draft.settings.get("attn_implementation") in ATTENTION:
-        draft.keys["flash_attn"] = ATTENTION[draft.get("attn_implementation")]
     _add_data(draft)
     _add_adapter(draft)
     _add_arithmetic(draft)
@@ -103,9 +57,7 @@ def llamafactory(plan: Plan, job: Job) -> str:
             draft.keys[facts.loss_key] = loss
     draft.keys |= facts.keys
     draft.notes += facts.notes
-    if output := draft.get("output_dir"):
-        draft.keys["output_dir"] = output
-    draft.rename({name: name for name in TRAINER_ARGUMENTS if name not in _OWN_WAY})
+    draft.write("llamafactory", "same")
     draft.keys |= {name: draft.get(name) for name in ("learning_rate", *TRAINER_DEFAULTS)}
     draft.keys["report_to"] = draft.get("report_to", "none")
     offload = "its deepspeed key with a ZeRO configuration that offloads is the nearest"
@@ -152,9 +104,6 @@ def _add_data(draft: Draft) -> None:
     note_no_limit(draft, "cutoff_len")
 
 
-_LORA = {"lora_r": "lora_rank", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
-
-
 def _add_adapter(draft: Draft) -> None:
     """Adds the adapter. ``model/adapter.py: _setup_lora_tuning`` splits a text at its commas, while PEFT reads a single
     text as a regular expression. Quantization follows ``model/model_utils/quantization.py: configure_quantization``."""
@@ -162,7 +111,7 @@ def _add_adapter(draft: Draft) -> None:
         draft.answered.update(IDLE_WITHOUT_ADAPTER)
         return
     draft.answered.update(OF_ADAPTER)
-    draft.keys |= {_LORA[name]: draft.get(name) for name in LORA_DEFAULTS}
+    draft.write_adapter("llamafactory")
     asked = draft.get("lora_target_modules")
     pattern = asked[0] if isinstance(asked, list) and len(asked) == 1 else asked
     if pattern == "all-linear":
@@ -177,7 +126,6 @@ def _add_adapter(draft: Draft) -> None:
         draft.notes.append(f"lora_target_modules {pattern}: a regular expression; lora_target takes a list of names")
     if saved := draft.get("lora_modules_to_save"):
         draft.keys["additional_target"] = ",".join(saved)
-    draft.rename({name: name for name in ("use_rslora", "use_dora")})
     bits = draft.knobs.base_bits
     if bits is not None:
         draft.keys |= {"quantization_method": "bnb", "quantization_bit": bits}
@@ -214,3 +162,62 @@ def _add_arithmetic(draft: Draft) -> None:
     if knobs.activation_offloading:
         nearest = "use_unsloth_gc true is the nearest: it keeps on the host what recomputing starts from"
         draft.notes.append(f"activation_offloading true: no key, so the run needs more than predicted; {nearest}")
+
+
+def read(reading: Reading) -> None:
+    """Reads the keys of a file for LLaMA-Factory that no row of the table can, as ``model/patcher.py: patch_config``,
+    ``model/adapter.py: init_adapter`` and ``hparams/parser.py`` do. The table's defaults are those of
+    ``finetuning_args.py: LoraArguments, FinetuningArguments`` and of transformers' ``training_args.py``."""
+    take, keys, settings = reading.take, reading.keys, reading.settings
+    is_full = keys.get("finetuning_type") == "full"
+    if facts := method_of(reading.method).llamafactory:
+        reading.rename(facts.renamed)
+    reading.set_length(int(take("cutoff_len", 2048)))
+    _read_data(reading)
+    pure, half = bool(take("pure_bf16")), bool(take("fp16"))
+    brain = bool(take("bf16")) or pure
+    loaded = "bfloat16" if brain and (pure or not is_full) else "float16" if half and not is_full else "float32"
+    settings |= {"bf16": brain, "fp16": half, "dtype": loaded}
+    if (reentrant := take("use_reentrant_gc")) is not None:
+        settings["gradient_checkpointing_kwargs"] = {"use_reentrant": reentrant}
+    bits, nested = take("quantization_bit"), take("double_quantization", True)
+    if bits in (4, 8):
+        settings[f"load_in_{bits}bit"] = True
+    elif bits:
+        reading.notes.append(f"quantization_bit {bits}: TRL quantizes to 4 or 8 bits; the plan has an unquantized base")
+    if bits == 4:
+        settings["use_bnb_nested_quant"] = nested
+    target, saved = take("lora_target", "all"), take("additional_target")
+    if not is_full:
+        settings["lora_alpha"] = 2 * (keys.get("lora_rank") or settings["lora_r"])
+        settings["lora_target_modules"] = ["all-linear"] if target == "all" else str(target).split(",")
+        if saved:
+            settings["lora_modules_to_save"] = saved.split(",")
+        if bits:
+            reading.notes.append("the adapter: LLaMA-Factory trains it in float32, and here TRL in bfloat16")
+
+
+def _read_data(reading: Reading) -> None:
+    """Reads the data's names, with their entries in ``dataset_info.json`` (``data/parser.py: get_dataset_list``)."""
+    take = reading.take
+    folder, names = pathlib.Path(take("dataset_dir", "data")), str(take("dataset", "")).split(",")
+    try:
+        info = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        info = {}
+    entries = [info[name.strip()] for name in names if isinstance(info.get(name.strip()), dict)]
+    sources = []
+    for entry in entries:
+        path = str(folder / entry["file_name"]) if "file_name" in entry else entry.get("hf_hub_url")
+        source = {"path": path, "name": entry.get("subset"), "split": entry.get("split", "train")}
+        sources.append({name: value for name, value in source.items() if value is not None})
+    reading.set_data([] if len(entries) < len(names) else sources)
+    if len(entries) < len(names) and {"dataset", "dataset_name"}.isdisjoint(reading.given):
+        reading.notes.append(
+            f"dataset {','.join(names)}: {folder / 'dataset_info.json'} has no such entry: give --dataset DATA"
+        )
+    is_chat = any(entry.get("formatting") == "sharegpt" for entry in entries)
+    if not take("train_on_prompt", False) and reading.facts.is_packable and is_chat:
+        reading.settings["assistant_only_loss"] = True
+    if reading.keys.get("val_size") or reading.keys.get("eval_dataset"):
+        reading.keys.update(dict.fromkeys(("eval_strategy", "eval_steps")))

@@ -117,7 +117,7 @@ def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], 
     """
     check_launch(is_placed=request.place is not None)
     request = with_accelerate(with_peft_config(request))
-    for message in launch_warnings(request):
+    for message in (*request.config_notes, *launch_warnings(request)):
         warn(message)
     autofit, store = request.autofit, Store(cache_folder(), on_damage=warn)
     given, defaults = parsed(store, workers, request)

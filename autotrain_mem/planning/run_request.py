@@ -46,6 +46,8 @@ class RunRequest:
     """Flags for TRL's parser."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Arguments for TRL's parser, as JSON values by name: YAML keys, or keywords of Python. Flags win over them."""
+    config_notes: tuple[str, ...] = ()
+    """What to say about a YAML file of another tool."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables for the processes that load the model."""
     also_known: tuple[str, ...] = ()
