@@ -16,7 +16,6 @@ from typing import Any
 
 from autotrain_mem.checks.compatibility import flash_package_missing
 from autotrain_mem.data import load
-from autotrain_mem.data.load import columns_read
 from autotrain_mem.data.token_lengths import load_tokenizer
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
@@ -231,7 +230,7 @@ def chat_template(setup: Setup) -> None:
         return
     if tokenizer.chat_template is not None or getattr(filled.training, "chat_template_path", None):
         return
-    columns = columns_read(setup.job.method, rows.column_names, filled)
+    columns = load.columns_of(setup.job, filled, rows.column_names)
     looked_at = [{name: rows[index][name] for name in columns} for index in range(min(LOOKED_AT_ROWS, len(rows)))]
     if "conversations" not in columns and not any(is_conversational(row) for row in looked_at):
         return

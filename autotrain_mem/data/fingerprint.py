@@ -19,6 +19,7 @@ from autotrain_mem.methods.configs import Configs, trusts_remote_code
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.reward_functions import built_in_rewards, reward_functions
 from autotrain_mem.settings.words import MAX_LENGTH
+from autotrain_mem.support.data_files import is_compressed
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import Fingerprint, Job, Knobs
@@ -90,7 +91,9 @@ def _data(job: Job, filled: Configs) -> tuple[Any, list[Any]]:
 
 
 def _may_name_images(file: pathlib.Path) -> bool:
-    """Returns whether a file mentions a column of images at its start or end."""
+    """Returns whether a file mentions a column of images at its start or end; true if it is compressed."""
+    if is_compressed(file):
+        return True
     with open(file, "rb") as opened:
         head = opened.read(READ_WHOLE_BYTES)
         opened.seek(-min(_END_BYTES, file.stat().st_size), os.SEEK_END)

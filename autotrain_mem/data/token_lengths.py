@@ -16,6 +16,7 @@ from autotrain_mem.methods.row_lengths import OnProgress, RowLengths, processes,
 from autotrain_mem.settings.levers import SWITCHES
 from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support import errors
+from autotrain_mem.support.data_files import row_place
 from autotrain_mem.support.sources import check_image_packages, lacks_tokenizer, no_tokenizer
 from autotrain_mem.trainers.pretrained import why_unreachable
 from autotrain_mem.trainers.script_call import keyword_of
@@ -33,7 +34,7 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
     filled = method_of(job.method).configs(counting_arguments(job, scratch))
     splits = load.load(job, filled)
     with progress_reported_to(on_progress):
-        (trained, images), *others = (
+        (trained, images, empty), *others = (
             _lengths(job, filled, splits[split], load.rows_name(job, filled, split))
             for split in (filled.script.dataset_train_split, *load.evaluated_splits(job, filled, splits))
         )
@@ -51,7 +52,7 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
             f"and the shortest pair has {shortest} tokens.",
             hint=f"--max_length {shortest} keeps the shortest, --max_length {max(lengths)} or auto keeps all.",
         )
-    counted = [trained, *(lengths for lengths, _ in others)]
+    counted = [trained, *(lengths for lengths, *_ in others)]
     answers = [(each.longer, each.prompts) for each in counted if each.prompts]
     shorter_sides: Counter[int] = Counter()  # tokens of the shorter sequences, summed over all pairs of each length
     for longer, shorter in zip(trained.longer, trained.shorter, strict=bool(trained.shorter)):
@@ -60,10 +61,11 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
         rows_by_length=dict(lengths),
         longest_prompt=max((tokens for each in counted for tokens in each.prompts), default=0),
         longest_answer=max((row - prompt for pair in answers for row, prompt in zip(*pair, strict=True)), default=0),
-        longest_evaluated=max((length for lengths, _ in others for length in lengths.longer), default=0),
-        images=None if images is None else images.with_worst_of([more for _, more in others if more is not None]),
+        longest_evaluated=max((length for lengths, *_ in others for length in lengths.longer), default=0),
+        images=None if images is None else images.with_worst_of([more for _, more, _ in others if more is not None]),
         shorter_sides=dict(shorter_sides),
         drops=drops,
+        empty_rows=empty,
     )
 
 
@@ -108,13 +110,17 @@ def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
     }
 
 
-def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLengths, ImageProfile | None]:
-    formatting = keyword_of(job, "formatting_func")
-    if formatting is None or "input_ids" in rows.column_names:
-        check_rows(rows, load.columns_read(job.method, rows.column_names, filled), name)
+def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLengths, ImageProfile | None, int]:
+    formatting, columns = keyword_of(job, "formatting_func"), load.columns_of(job, filled, rows.column_names)
     tokenizer = keyword_of(job, "processing_class")
     smaller = job.arguments.get("max_pixels")
     tokenizer = tokenizer or load_tokenizer(job.model, smaller, trust_remote_code=trusts_remote_code(filled))
+    template, path = getattr(tokenizer, "chat_template", None), getattr(filled.training, "chat_template_path", None)
+    if path is not None:
+        template = pathlib.Path(path).read_text(encoding="utf-8") if pathlib.Path(path).is_file() else None
+    empty = 0
+    if formatting is None or "input_ids" in rows.column_names:
+        empty = check_rows(rows, columns, name, None if template is None else str(template))
     given = job.arguments.get("dataset_num_proc")
     filled.training.dataset_num_proc = processes(len(rows), given)  # harmless in GRPO's config, which has no such field
     try:
@@ -137,14 +143,26 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
                     "mix rows with and without images in a batch.",
                     hint="Remove the rows without images, or train on them separately.",
                 )
-            return lengths, images
+            return lengths, images, empty
         more = () if formatting is None else (formatting,)
-        return method_of(job.method).row_lengths(filled, rows, tokenizer, *more), None
+        return method_of(job.method).row_lengths(filled, rows, tokenizer, *more), None, empty
     except errors.AutofitError:
         raise
     except Exception as error:  # TRL, the chat template and the tokenizer may raise anything
         where = "--debug shows where TRL failed." if job.python_call is None else "Also check formatting_func if given."
+        place = ""
+        for number, row in enumerate(
+            rows.select_columns(list(columns)).with_format(None) if formatting is None else ()
+        ):
+            try:
+                for column in {*columns} - {"prompt", "conversations"}:
+                    messages = [*(row.get("prompt") or ()), *row[column]]
+                    if isinstance(messages[0], dict):
+                        tokenizer.apply_chat_template(messages, tokenize=False)
+            except Exception:  # the template fails here, too
+                place = f"{row_place(name, number)} of "
+                break
         raise errors.DatasetFormatError(
-            f"TRL cannot prepare {name}: {errors.described(error)}",
+            f"TRL cannot prepare {place}{name}: {errors.described(error)}",
             hint=f"Check the values of its columns and the chat template. {where}",
         ) from error

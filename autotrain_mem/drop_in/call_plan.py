@@ -25,7 +25,6 @@ from autotrain_mem.report.terminal import Console, SearchProgress
 from autotrain_mem.search.levels import check_forbid
 from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.settings.levers import EXPANDABLE
-from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.errors import DoesNotFitError, EmptyDatasetError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.trainers import script_call
@@ -116,6 +115,11 @@ def _planned(asked: PlannedCall, launched: Launched, hardware: Hardware, store: 
                     error.hint = "\n".join(filter(None, (error.hint, _BY_NAME)))
                 raise
     warnings = [f"Not available in this process: {why}"] if (why := why_fixed()) else []
+    if plan.data is not None and any(rows is asked.call.keywords["train_dataset"] for rows in _streams(asked.call)):
+        warnings.append(
+            f"train_dataset is a stream, of which the first {plan.data.rows:,} prompts were counted: the longest, of "
+            f"{plan.data.longest:,} tokens, is assumed to be the longest of all. AutoFit(prompt_length=N) sets it."
+        )
     if any(getattr(model, _PREPARED, False) for model in asked.models):
         warnings.append(
             "The model was trained in this process before: accelerate prepares a model once, and a second trainer may "
@@ -141,23 +145,14 @@ def _rehearsals(
         autofit = replace(autofit, effective_batch_size=effective)
     arguments = {**given_arguments(dict(keywords), asked.config_class, autofit), **launched.pins}
     streams = _streams(asked.call)
-    if streams and METHODS[asked.method].is_online and autofit.prompt_length is None:
-        raise UsageError(
-            "A stream's prompts cannot be counted in advance, and TRL does not truncate prompts.",
-            hint="Give the length of the longest: autofit=AutoFit(prompt_length=N).",
-        )
-    if streams and not METHODS[asked.method].is_online and not isinstance(arguments.get(MAX_LENGTH), int):
-        raise UsageError(
-            "A stream's rows cannot be counted in advance, so the length of the longest is unknown.",
-            hint=f"Give the config a max_length: {asked.config_class.__name__}(max_length=N).",
-        )
-    call = asked.call
+    call, sampled = asked.call, METHODS[asked.method].is_online and autofit.prompt_length is None
     for stream in streams:  # a rehearsal uses its own rows, and a stream cannot leave its process
-        call = call.replacing(stream, None)
+        parts = {name: _first_prompts(rows) for name, rows in stream.items()} if isinstance(stream, Mapping) else None
+        call = call.replacing(stream, (parts or _first_prompts(stream)) if sampled else None)
     python_call = PythonCall(
         path=script_call.write(call, folder),
         holds_model=not isinstance(model, str),
-        holds_rows=not streams,
+        holds_rows=sampled or not streams,
         digest=digest_of(asked.call),
         identity=identity_of(asked.call),
     )
@@ -178,6 +173,17 @@ def _rehearsals(
         store=store,
         prices=prices(None if autofit.prices is None else str(autofit.prices)),
     )
+
+
+SAMPLED_PROMPTS = 1_000
+"""The prompts of a stream that are counted, if the script does not give the length of the longest."""
+
+
+def _first_prompts(stream: Any) -> Any:
+    """Returns the first prompts of a datasets.IterableDataset, which itself still starts with them."""
+    from datasets import Dataset
+
+    return Dataset.from_list([*stream.take(SAMPLED_PROMPTS)], features=stream.features)
 
 
 def _streams(call: Call) -> list[Any]:

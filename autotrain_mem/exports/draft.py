@@ -1,7 +1,6 @@
 """Builds a tool's file: its keys, its notes, the user's settings that no key covers, and its text."""
 
 import json
-import pathlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.settings.adapter_config import without_said
 from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
 from autotrain_mem.settings.words import MAX_LENGTH, without_maximized
-from autotrain_mem.support.sources import DATA_KINDS
+from autotrain_mem.support.data_files import DATA_KINDS, suffix_of
 from autotrain_mem.support.units import format_bytes, one_line, printable
 from autotrain_mem.types import Job, Knobs, Plan
 from autotrain_mem.types.methods_table import MethodFacts
@@ -170,7 +169,7 @@ class Draft:
         path = str(named)
         return Data(
             path=path,
-            kind=DATA_KINDS.get(pathlib.PurePath(path).suffix.lower()),
+            kind=DATA_KINDS.get(suffix_of(path)),
             subset=self.settings.get("dataset_config"),
             train_split=self.settings.get("dataset_train_split", "train"),
             test_split=self.settings.get("dataset_test_split", "test"),

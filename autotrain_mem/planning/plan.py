@@ -63,6 +63,7 @@ def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:
     job, knobs, facts, profile = subject.job, best.estimate.knobs, subject.facts, subject.lengths.profile
     limit = job.row_limit(knobs)
     rows, levers, cut = knobs.per_device_train_batch_size, best.levers, None
+    empty = ""
     if knobs.fp16 and "fp16" not in job.arguments:
         capability = ".".join(map(str, subject.hardware.capability))
         why = (
@@ -72,6 +73,9 @@ def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:
         levers = (Lever(name="fp16", before=False, after=True, harm=Harm.NONE, why=why), *levers)
     if profile is not None and not job.pins_length and not job.is_online:
         cut = context_cut(profile, facts.context_length, job.method)
+    if profile is not None and profile.empty_rows:
+        kind = "an empty prompt" if job.is_online else "an empty text or answer, of which only the end token is learned"
+        empty = f"{profile.empty_rows:,} of the data's {profile.rows:,} rows have {kind}"
     return Plan(
         job=job,
         level=best.level,
@@ -83,7 +87,7 @@ def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:
         data=None if profile is None else summary(profile, limit=limit, rows=rows, pads=knobs.pads_rows),
         proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=facts.flash_attention),
         warnings=(
-            *filter(None, (cut, subject.lengths.why_not, best.estimate.unquantized)),
+            *filter(None, (cut, empty, subject.lengths.why_not, best.estimate.unquantized)),
             *machine_warnings(job, knobs, subject.hardware.topology),
         ),
         questions=questions(best.level, best.estimate.knobs, best.alternatives),

@@ -7,7 +7,7 @@ from typing import Any
 from autotrain_mem.machine.host_requirements import Load, room_findings
 from autotrain_mem.planning.kept_answers import answered
 from autotrain_mem.planning.output_dir import output_dir
-from autotrain_mem.planning.rehearsals import Lengths, OnCounting, Rehearsals, reads_dataset
+from autotrain_mem.planning.rehearsals import Lengths, OnCounting, Rehearsals, reads_dataset, stream_lengths
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.levers import OFFLOADING
 from autotrain_mem.settings.own import OFFLOADED
@@ -64,11 +64,11 @@ def examine(
 ) -> tuple[Checked, Lengths]:
     """Checks the job and measures its rows. Raises as :func:`check_preflight` and ``Rehearsals.count_lengths`` do."""
     job = rehearsals.job
-    reads = reads_dataset(job, to_train=to_train)
+    reads, unread = reads_dataset(job, to_train=to_train), stream_lengths(job)
     checked = check_preflight(rehearsals, to_train=to_train, simulate=simulate, reads_data=reads)
     if reads and not any(finding.error == _OUT_OF_REACH for finding in checked.warnings):
         return checked, replace(rehearsals.count_lengths(on_counting), rows=checked.result.rows)
-    return checked, Lengths(longest=job.prompt_length, images=job.images)
+    return checked, unread
 
 
 def check_room(

@@ -51,9 +51,33 @@ def example_dataset(job: Job) -> str | None:
 
 def reads_dataset(job: Job, *, to_train: bool) -> bool:
     """Returns whether planning reads the data and counts their tokens."""
-    if job.python_call is not None:
-        return job.python_call.holds_rows
-    return to_train or not job.pins_length or example_dataset(job) is None
+    if job.streams:
+        return False
+    return job.python_call is not None or to_train or not job.pins_length or example_dataset(job) is None
+
+
+def stream_lengths(job: Job) -> Lengths:
+    """Returns what is assumed of rows that cannot be counted in advance: that the longest fills its limit. Raises
+    UsageError if a stream's job gives no such limit, or no number of steps, which transformers needs
+    (``transformers/trainer.py: Trainer._validate_args``)."""
+    lengths, limit = Lengths(longest=job.prompt_length, images=job.images), f"--{MAX_LENGTH}"
+    if not job.streams:
+        return lengths
+    if job.is_online:
+        limit = "--prompt_length"
+    missing = [] if job.row_tokens is not None else [f"{limit} N, the length of the longest"]
+    missing += [] if int(job.arguments.get("max_steps") or 0) > 0 else ["--max_steps N, the number of steps"]
+    if missing:
+        raise UsageError(
+            "A stream's rows cannot be counted in advance, so neither their number nor the longest is known.",
+            hint=f"Give {' and '.join(missing)}; or do not stream, and the rows are counted.",
+        )
+    noun, tokens = "prompt" if job.is_online else "row", f"{job.row_tokens:,}"
+    longer = ", and a longer one needs more memory" if job.is_online else ""
+    return replace(
+        lengths,
+        why_not=f"The data are a stream: the longest {noun} is assumed to have the {tokens} tokens of {limit}{longer}",
+    )
 
 
 def check_lengths(profile: DataProfile, space: Space) -> None:
@@ -183,6 +207,8 @@ class Rehearsals:
         """Counts the data's tokens once. Raises DatasetError if they cannot be read, and ModelNotFoundError if there is
         no tokenizer and the job gives no length."""
         job = self.job
+        if job.streams:
+            return stream_lengths(job)
         try:
             profile = self._profile(on_counting)
         except ModelNotFoundError as error:
@@ -233,7 +259,7 @@ class Subject(Rehearsals):
 
     def with_named_rows(self) -> Self:
         """Adds the token lengths of the job's data, if they can be read."""
-        if self.lengths.profile is not None or not self.job.names_data:
+        if self.lengths.profile is not None or not self.job.names_data or self.job.streams:
             return self
         try:
             return replace(self, lengths=replace(self.lengths, profile=self._profile()))

@@ -134,8 +134,8 @@ def probed(
 
 def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:
     """Returns whether a probe can measure the trainer's memory. It cannot on a CPU, with a vLLM engine in the trainer's
-    process, or for a drop-in trainer, which already holds its GPU."""
-    return hardware.origin != "cpu" and not vllm_share_bytes and job.python_call is None
+    process, or for a drop-in trainer, which already holds its GPU; a stream has no known longest rows."""
+    return hardware.origin != "cpu" and not vllm_share_bytes and job.python_call is None and not job.streams
 
 
 def confirmed(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.reward_functions import undefined_rewards
+from autotrain_mem.methods.row_formats import check_first_rows
 from autotrain_mem.planning.for_processes import check_processes
 from autotrain_mem.planning.output_dir import RESUME, check_output, check_weights, output_dir, resumes_in_folder
 from autotrain_mem.planning.run_request import RunRequest, check_launch, no_model
@@ -29,7 +30,7 @@ from autotrain_mem.training.checkpoints import check_order, newest_first, why_to
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.findings import Finding, collect, settle
 from autotrain_mem.types.hardware import Topology
-from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS
+from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS, TEXT_COLUMN
 
 if TYPE_CHECKING:
     from autotrain_mem.worker.pool import Workers
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _READ = (
     *("output_dir", RESUME, "dataset_name", "datasets", *OTHER_MODEL_ARGUMENTS, MAX_LENGTH, "chat_template_path"),
     *("trust_remote_code", "dataset_train_split", "dataset_test_split", "eval_strategy", "eval_on_start"),
-    *("reward_funcs", "use_liger_kernel", "use_vllm", "report_to", "use_cpu", "model_revision"),
+    *("reward_funcs", "use_liger_kernel", "use_vllm", "report_to", "use_cpu", "model_revision", "dataset_text_field"),
 )
 """TRL arguments that are needed before TRL's own parser runs."""
 
@@ -194,7 +195,11 @@ def _lacking(job: Job, data: str, *, to_train: bool, simulate: bool) -> Iterator
         yield error
     if data and (to_train or not job.pins_length) and sources.lacks_tokenizer(folder):
         yield sources.no_tokenizer(job.model)
-    row = sources.first_row(data)
+    row: Mapping[str, Any] = {}
+    try:
+        row = check_first_rows(job.method, data, str(arguments.get("dataset_text_field") or TEXT_COLUMN))
+    except errors.DatasetError as wrong_rows:
+        yield wrong_rows
     read = next((columns for columns in job.method_facts.formats if row.keys() >= {*columns}), ())
     firsts = [value[0] for name in read if isinstance(value := row[name], list) and value]
     is_chat = "conversations" in read or any(isinstance(each, dict) and "role" in each for each in firsts)

@@ -1,7 +1,5 @@
 """Rejects missing models and data, and an unreachable hub, within seconds; the hub's clients take half a minute."""
 
-import contextlib
-import json
 import math
 import os
 import re
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from autotrain_mem.support.data_files import DATA_KINDS, suffix_of
 from autotrain_mem.support.errors import (
     DatasetFormatError,
     DatasetNotFoundError,
@@ -23,10 +22,9 @@ from autotrain_mem.support.errors import (
 )
 from autotrain_mem.support.files import is_ordinary, read_object
 
-DATA_KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
-"""Suffix of a data file -> the datasets library's name of its kind."""
 WHAT_IS_READ = (
-    "Give --dataset a .json, .jsonl, .parquet or .csv file, a folder, or a hub id that can be reached from here."
+    "Give --dataset a .json, .jsonl, .parquet or .csv file (also .gz, .bz2 or .xz), a folder, or a hub id that can be "
+    "reached from here."
 )
 ONE_ROW = "Give --dataset a file with at least one row."
 _PATHS = ("/", "./", "../", "~")
@@ -168,7 +166,7 @@ def is_path(name: str) -> bool:
 def check_data_path(name: str) -> None:
     """Raises DatasetNotFoundError, EmptyDatasetError, or MalformedDatasetError for a path that cannot be data."""
     path = Path(name)
-    if path.suffix.lower() in DATA_KINDS and not path.is_dir():
+    if suffix_of(path) in DATA_KINDS and not path.is_dir():
         if not path.is_file():
             raise DatasetNotFoundError(f"No file {path}.", hint=_CHECK_PATH)
         if path.stat().st_size == 0:
@@ -207,16 +205,6 @@ def no_split(name: str, use: str, split: str, splits: Iterable[str]) -> DatasetF
     has, off = ", ".join(splits), ", or --eval_strategy no" if use == "test" else ""
     hint = f"Give --dataset_{use}_split one of them{off}."
     return DatasetFormatError(f"{name} has no split {split!r}; it has {has}.", hint=hint)
-
-
-def first_row(name: str) -> dict[str, Any]:
-    """Returns the first row of a .json or .jsonl file; {} for another file, or one whose first row is long or wrong."""
-    if Path(name).suffix.lower() not in (".json", ".jsonl") or not Path(name).is_file():
-        return {}
-    with open(name, encoding="utf-8-sig", errors="replace") as file, contextlib.suppress(ValueError):
-        row, _ = json.JSONDecoder().raw_decode(file.read(2**16).lstrip("[ \r\n\t"))
-        return row if isinstance(row, dict) else {}
-    return {}
 
 
 OFFLINE_HINT = (

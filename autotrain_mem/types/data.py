@@ -82,6 +82,8 @@ class DataProfile:
     longest_answer: int = 0
     """The length of the longest answer, in tokens, if training also generates answers (GKD); else 0. ``max_length``
     cuts the prompt of a row, but one token of it must stay (``trl/experimental/utils.py: DataCollatorForChatML``)."""
+    empty_rows: int = 0
+    """The number of rows without a text, or without an answer (in online methods without a prompt)."""
     drops: bool = False
     """Whether rows above ``max_length`` are dropped, not cut (trl/trainer/reward_trainer.py: _prepare_dataset)."""
 

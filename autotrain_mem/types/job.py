@@ -99,6 +99,13 @@ class Job:
         return self.arguments.get(MAX_LENGTH, AUTO) == MOST or not is_maximized(self.arguments.get(MAX_LENGTH, AUTO))
 
     @property
+    def streams(self) -> bool:
+        """Returns whether the rows come from a stream, so that neither their number nor their lengths are known."""
+        if self.python_call is not None:
+            return not self.python_call.holds_rows
+        return bool(self.arguments.get("dataset_streaming") or self.arguments.get("streaming"))
+
+    @property
     def row_tokens(self) -> int | None:
         """Returns the tokens of the longest row or prompt if the job gives a number; else None."""
         if not self.pins_length or self.arguments.get(MAX_LENGTH) == MOST:

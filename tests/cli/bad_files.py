@@ -7,28 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.cli import word_problems
-from tests.place import preferences
 
 DATASETS = {
     "empty.jsonl": b"",
     "not_json.jsonl": b'{"text": "a"}\n\n{"text": b}\n',
-    "cut_line.jsonl": b'\xef\xbb\xbf{"text": "a"}\n{"text":\n',
-    "lines.json": b'{"text": "a"}\n{"text": "c"}\n{"text": b}\n',
-    "not_an_object.jsonl": b'{"text": "a"}\n[1, 2]\n',
-    "not_utf8.jsonl": b'{"text": "a"}\n{"text": "\xff\xfe"}\n',
     "other_columns.jsonl": b'{"question": "a", "answer": "b"}\n',
-    "text_is_null.jsonl": b'\n{"text": null}\n{"text": "hello there"}\n',
     "text_is_empty.jsonl": b'{"text": ""}\n{"text": ""}\n',
     "messages_empty.jsonl": b'{"messages": [{"role": "user", "content": "a"}]}\n{"messages": []}\n{"messages": []}\n',
-    "messages_no_role.jsonl": b'{"messages": [{"rol": "user", "content": "a"}]}\n',
-    "messages_null.jsonl": b'{"messages": [{"role": "user", "content": null}]}\n',
-    "role_in_conversations.jsonl": b'{"conversations": [{"role": "user", "content": "a"}]}\n',
-    "prompt_and_text.jsonl": b'{"prompt": [{"role": "user", "content": "a"}], "completion": "b"}\n',
-    "ids_empty.jsonl": b'{"input_ids": [5, 6]}\n{"input_ids": []}\n',
-    "cut_short.json": b'[{"text": "a"},',
-    "open_quote.csv": b'a,b\n1,2,3\n"x\n',
-    "not_parquet.parquet": b"hello",
-    "notes.txt": b"hello\n",
+    "open_quote.csv": b'text,b\n1,2,3\n"x\n',
 }
 
 CONFIGS = {
@@ -105,6 +91,7 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> None:
         "adapter/adapter_config.json": "{}",
         "same_pad/tokenizer_config.json": json.dumps(padded | {"pad_token": "<|im_end|>"}),
         "broken/rows.jsonl": "text: a\n",
+        "questions/rows.jsonl": '{"question": "a", "answer": "b"}\n',
         "mixed/chats.jsonl": '{"text": "a"}\n',
         "mixed/pairs.jsonl": '{"prompt": "a", "chosen": "b", "rejected": "c"}\n',
         "my_rewards.py": REWARDS,
@@ -114,15 +101,13 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     os.mkfifo(folder / "pipe.yaml")
-    # good data of other kinds, and rows of pairs and prompts that are not
+    # good data of other kinds
     spoken = [{"text": " ".join(message["content"] for message in row["messages"])} for row in rows]
     written = {
         "splits/train": rows,
         "splits/test": rows[:8],
         "text": spoken,
         "long_prompt": [{"prompt": "How many? " * 800}],
-        "text_and_chat": [{**pair, "chosen": "4"} for pair in preferences(4, seed=0)],
-        "prompt_is_empty": [{"prompt": []}, {"prompt": [{"role": "user", "content": "a"}]}],
     }
     for name, some in written.items():
         word_problems.write_rows(folder / f"{name}.jsonl", some)

@@ -200,7 +200,7 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
     set_seed(filled.training.seed)
     splits = load.load(job, filled)
     train_rows = splits[filled.script.dataset_train_split]
-    if job.method_facts.reads_images and has_images(train_rows.column_names):
+    if job.method_facts.reads_images and has_images(train_rows.column_names or ()):
         filled = replace(filled, processor=load_processor(job.model, knobs.max_pixels, **revision_of(job)))
     evaluated = splits[filled.script.dataset_test_split] if filled.is_evaluated else None
     try:

@@ -53,15 +53,17 @@ def is_full_disk(error: BaseException, folder: str) -> bool:
 def order_of(arguments: Any, rows: Any) -> dict[str, str]:
     """Returns what determines the order of rows: the arguments of the sampling, and a digest of up to 2,047 evenly
     spaced rows. The digest uses only the size of an image, and only the name of a file, without its folder."""
+    # ``transformers/trainer.py: _get_train_sampler``, and the same of ``trl/trainer/grpo_trainer.py``
+    names = ("seed", "data_seed", "shuffle_dataset", "train_sampling_strategy")
+    drawn = {f"--{name}": str(getattr(arguments, name, None)) for name in names}
+    if not hasattr(rows, "__len__"):
+        return drawn | {"--dataset": "a stream"}
     view, digest = rows.with_format("arrow"), hashlib.blake2b(digest_size=6)
     for index in range(0, len(rows), max(1, len(rows) // 1024)):
         row = json.dumps(
             view[index].to_pylist(), default=lambda value: len(value) if type(value) is bytes else repr(value)
         )
         digest.update(re.sub(r'"/[^"]*/', '"', row).encode())
-    # ``transformers/trainer.py: _get_train_sampler``, and the same of ``trl/trainer/grpo_trainer.py``
-    names = ("seed", "data_seed", "shuffle_dataset", "train_sampling_strategy")
-    drawn = {f"--{name}": str(getattr(arguments, name, None)) for name in names}
     return drawn | {"--dataset": f"of {len(rows)} rows ({digest.hexdigest()})"}
 
 
