@@ -128,13 +128,8 @@ class Reading:
             value = self.keys.get(key.name)
             values = key.values or {str(value).lower(): value}
             shown = f"{key.name} {value if len(str(value)) < 40 else '...'}"
-            is_off = value is False and "false" not in values
-            if (
-                key.kind in ("method", "default")
-                or is_off
-                or value in (None, "", [], {})
-                or (not value and key.kind in ("idle", "note", "refused"))
-            ):
+            is_off = not value if key.kind in ("idle", "note", "refused") else value is False and "false" not in values
+            if is_off or value in (None, "", [], {}) or key.kind in ("method", "default"):
                 continue
             if key.kind == "refused" or (key.kind != "note" and str(value).lower() not in values):
                 taken = f"Only {', '.join(values)} can be planned with."
@@ -154,7 +149,7 @@ class Reading:
         for key in keys_of(self.tool):
             self.keys.pop(key.name, None)
         if problems:
-            raise UsageError.of(problems)
+            raise UsageError.of(dict.fromkeys(problems))
         if idle:
             self.notes.append(f"without effect on a plan: {', '.join(idle)}")
 
@@ -222,9 +217,8 @@ def read(reading: Reading) -> None:
     mixer, mixture = reading.take("dataset_mixer", {}), reading.take("dataset_mixture", {})
     splits = reading.take("dataset_splits", ["train"])
     names = {"id": "path", "config": "name", "split": "split", "columns": "columns"}
-    entries = mixture.get(
-        "datasets", [{"id": path, "weight": weight, "split": splits[0]} for path, weight in mixer.items()]
-    )
+    mixed = [{"id": path, "weight": weight, "split": splits[0]} for path, weight in mixer.items()]
+    entries = mixture.get("datasets", mixed)
     sources = [{names[key]: value for key, value in each.items() if key in names} for each in entries]
     if sources:
         reading.set_data(sources)

@@ -20,6 +20,9 @@ DATASETS = {
 CONFIGS = {
     "not_yaml.yaml": b"a: [1\nb: }\n",
     "not_utf8.yaml": b"\xff\xfe\x00a: 1",
+    "axolotls_dpo.yaml": b"base_model: tiny\nrl: dpo\n",
+    "factorys_galore.yaml": b"model_name_or_path: tiny\nstage: sft\nfinetuning_type: full\nuse_galore: true\n",
+    "recipes_template.yaml": b"model_name_or_path: tiny\nchat_template: '{{ messages }}'\ndataset_mixer: {rows: 1.0}\n",
     "a_list.yaml": b"- a\n- b\n",
     "unknown_keys.yaml": b"model_name_or_path: tiny\nlearning_ratt: 1e-4\ngpuu: 300MiB\n",
     "mistyped_blocks.yaml": b"model: tiny\nauto-fit:\n  gpu: 300MiB\nenvs:\n  SOME: 1\n",

@@ -48,6 +48,9 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     # -- config files
     "config_missing": (2, "sft --config nowhere.yaml", "nowhere.yaml --config"),
     "config_not_utf8": (2, "sft --config=not_utf8.yaml", "not_utf8.yaml UTF-8"),
+    "config_axolotls_dpo": (2, "sft --config axolotls_dpo.yaml", "Axolotl 'autofit dpo --config axolotls_dpo.yaml'"),
+    "config_factorys_galore": (2, "sft --config factorys_galore.yaml", "use_galore"),
+    "config_recipes_template": (2, "sft --config recipes_template.yaml", "chat_template --chat_template_path"),
     "config_a_list": (2, "sft --config=a_list.yaml", "a_list.yaml 'key: value'"),
     "config_unknown_keys": (2, "sft --config unknown_keys.yaml", "learning_ratt learning_rate gpuu gpu"),
     "config_mistyped_blocks": (2, "sft --config mistyped_blocks.yaml", "'did you mean autofit' 'did you mean env'"),

@@ -350,6 +350,41 @@ def test_install_check(tmp_path: pathlib.Path) -> None:
     assert ran[-3:] == [f"{verb} quickstart-run/run" for verb in ("report", "watch", "explain")]
 
 
+def test_trl_suite(script: Load, tmp_path: pathlib.Path) -> None:
+    """Tests that only TRL's classes pass are told; what TRL's fail too, or skip, is not compared."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_sft_trainer.py").write_text(OF_TRL)
+    ran = script("trl_suite").run("--trl", tmp_path, "--files", "sft", "--work", tmp_path)
+    ran.assert_says(
+        "sft: 2 pass with TRL's classes, 1 of them with ours", "1 fail here with TRL's, 1 are skipped", code=1
+    )
+    ran.assert_says("test_classes: AssertionError: autotrain_mem", code=1)
+
+
+OF_TRL = """
+import pytest
+from datasets import load_dataset
+from transformers import AutoConfig
+from trl import SFTTrainer
+
+def test_classes():
+    assert SFTTrainer.__module__.startswith("trl."), SFTTrainer.__module__
+
+def test_stand_ins():
+    assert AutoConfig.from_pretrained("trl-internal-testing/tiny-Qwen2ForCausalLM-2.5").model_type == "qwen2"
+    (row,) = load_dataset("trl-internal-testing/zen", "conversational_preference", split="train[:1]")
+    assert [row[name][0]["role"] for name in ("prompt", "chosen", "rejected")] == ["user", "assistant", "assistant"]
+    texts = load_dataset("trl-internal-testing/zen", "standard_language_modeling", streaming=True)["test"]
+    assert "text" in next(iter(texts))
+
+def test_of_nobody():
+    raise ValueError
+
+@pytest.mark.skip
+def test_skipped(): ...
+"""
+
+
 def test_versions(tmp_path: pathlib.Path) -> None:
     """The set is installed in place of the pinned versions, with torch first; an error of pip fails it."""
     python = tmp_path / "python"
