@@ -319,13 +319,6 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge) -> None:
     ran.assert_says(estimate.what, "  the same plan again", " rehearsals", "an unknown card", code=1)
 
 
-def test_ddp_speed(script: Load) -> None:
-    ddp_speed = script("ddp_speed")
-    ddp_speed.replace(CLIENTS=(3,), step_seconds=lambda options, mode: {"alone": 1.0, "guarded": 1.1}[mode])
-    ddp_speed.run().assert_says("3 ranks agree in", "guarded 1.100 s: +10.0%", code=1)
-    assert float(ddp_speed.run("--mode", "guarded", "--steps", 4).out) > 0
-
-
 PYTHON = """#!/bin/sh
 echo "$*" >> "$RAN"
 [ "$2" != wheel ] && [ "$3" != wheel ] || { mkdir wheel; touch wheel/autotrain_mem-0-py3-none-any.whl; }
