@@ -14,6 +14,7 @@ _KINDS = {
     ("prompt", "chosen", "rejected"): "preferences",
     ("chosen", "rejected"): "preferences without a prompt",
     ("chosen_ids", "rejected_ids"): "tokenized preferences",
+    ("chosen_input_ids", "rejected_input_ids"): "tokenized preferences",
     ("prompt", "completion", "label"): "unpaired preferences",
     ("input_ids",): "tokenized rows",
     ("prompt", "completion"): "prompts with completions",

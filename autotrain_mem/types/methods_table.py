@@ -115,7 +115,10 @@ REWARD = MethodFacts(
     knobs=(MAX_LENGTH,),
     defaults={"learning_rate": 1e-4},
     example_dataset=_PAIRS,
-    formats=(("chosen_ids", "rejected_ids"), ("prompt", "chosen", "rejected"), ("chosen", "rejected")),
+    formats=(
+        *(("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids")),
+        *(("prompt", "chosen", "rejected"), ("chosen", "rejected")),
+    ),
     row_noun="pairs",
     sequences_per_row=2,
     long_rows="dropped",

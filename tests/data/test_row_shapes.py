@@ -48,6 +48,7 @@ SHAPES: dict[str, Shape] = {
     "tokens": ("sft .jsonl", [{"input_ids": [1, 2], "labels": [-100, 2]}], 1),
     "pairs": ("dpo .jsonl", [PAIR], 1),
     "pairs without prompt": ("dpo .jsonl", [{"chosen": [ASKED, SAID], "rejected": [ASKED, SAID]}], 1),
+    "tokens of pairs, older names": ("reward .jsonl", [{"chosen_input_ids": [1, 2], "rejected_input_ids": [3]}], 1),
     "labels": ("kto .jsonl", labelled(True, False), 2),
     "labels as numbers": ("kto .jsonl", labelled(1, 0), 2),
     "labels in csv": ("kto .csv", "prompt,completion,label\na,b,true\na,b,false\n", 2),
