@@ -63,7 +63,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     before = threading.active_count()
     with Workers(2) as two:
         yield two
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # a thread of an earlier test may end meanwhile
 
 
 def asking(number: int, seconds: float = 0.0, fails: str = "") -> Callable[[Worker], int]:
