@@ -58,15 +58,16 @@ def reads_dataset(job: Job, *, to_train: bool) -> bool:
 
 def stream_lengths(job: Job) -> Lengths:
     """Returns what is assumed of rows that cannot be counted in advance: that the longest fills its limit. Raises
-    UsageError if a stream's job gives no such limit, or no number of steps, which transformers needs
-    (``transformers/trainer.py: Trainer._validate_args``)."""
+    UsageError if a stream's job gives no such limit, or a command no number of steps, which transformers needs
+    (``transformers/trainer.py: Trainer._validate_args``). A script may stream only the rows that it evaluates."""
     lengths, limit = Lengths(longest=job.prompt_length, images=job.images), f"--{MAX_LENGTH}"
     if not job.streams:
         return lengths
     if job.is_online:
         limit = "--prompt_length"
     missing = [] if job.row_tokens is not None else [f"{limit} N, the length of the longest"]
-    missing += [] if int(job.arguments.get("max_steps") or 0) > 0 else ["--max_steps N, the number of steps"]
+    if job.python_call is None and int(job.arguments.get("max_steps") or 0) <= 0:
+        missing.append("--max_steps N, the number of steps")
     if missing:
         raise UsageError(
             "A stream's rows cannot be counted in advance, so neither their number nor the longest is known.",

@@ -21,7 +21,7 @@ from autotrain_mem.checks.flag_checks import Flags, quantization
 from autotrain_mem.exports.tools import check
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES
-from autotrain_mem.planning import for_processes, kept_answers, read_request
+from autotrain_mem.planning import for_processes, kept_answers, read_request, rehearsals
 from autotrain_mem.planning.accelerate_config import launch_warnings, with_accelerate
 from autotrain_mem.planning.kept_answers import answered, is_parsed, parsed
 from autotrain_mem.planning.read_request import with_peft_config
@@ -30,7 +30,7 @@ from autotrain_mem.run import early
 from autotrain_mem.settings.trl_parser import TrlFlag, TrlFlags, keep_flags
 from autotrain_mem.support.errors import ModelNotFoundError, UnknownGpuError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
-from autotrain_mem.types import AutoFit, Hardware, Job
+from autotrain_mem.types import AutoFit, Hardware, Job, PythonCall
 from autotrain_mem.types.findings import collect
 from autotrain_mem.worker import pool
 
@@ -375,3 +375,18 @@ def test_what_needs_no_trl_is_refused_before_a_worker_is_made(monkeypatch: pytes
 def test_a_typo_of_model_is_named_where_the_flags_of_trl_are_not_known_yet() -> None:
     assert no_model(["sft", "--model_revision", "--modle=tiny"]).message.endswith("Did you mean --model by --modle?")
     assert no_model(["--max_length", "8"]).message == "No model is given."
+
+
+@pytest.mark.parametrize(("streams", "missing"), [("script", []), ("command", ["--max_steps N"])])
+def test_a_stream_needs_a_limit_of_its_rows_and_of_the_command_its_number_of_steps(
+    streams: str, missing: list[str]
+) -> None:
+    call = PythonCall(path="call", holds_model=False, holds_rows=False, digest="")
+    given: dict[str, Any] = {"dataset_streaming": True} if streams == "command" else {}
+    job = Job(method="sft", model="m", dataset=None, arguments=given, python_call=call if streams == "script" else None)
+    with pytest.raises(UsageError) as error:
+        rehearsals.stream_lengths(job)
+    named = [flag for flag in ("--max_length N", "--max_steps N") if flag in error.value.hint]
+    assert named == ["--max_length N", *missing]
+    limited = replace(job, arguments={**given, "max_length": 64, **({"max_steps": 3} if missing else {})})
+    assert "64 tokens" in rehearsals.stream_lengths(limited).why_not
