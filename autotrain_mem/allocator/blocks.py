@@ -90,8 +90,7 @@ class Pool:
 
     def at_least(self, size: int, stream: int) -> DeviceBlock | None:
         """Returns the smallest free block of a stream with at least this size; None if there is none."""
-        keys = self._keys.get(stream)
-        if not keys:
+        if not (keys := self._keys.get(stream)):
             return None
         index = bisect_left(keys, size << ADDRESS_BITS)
         return self._by_key[keys[index]] if index < len(keys) else None

@@ -110,8 +110,7 @@ def free_block_for(state: AllocatorState, pool: Pool, size: int, stream: int) ->
     settings = state.settings
     if state.allowed_bytes is not None and state.settings.garbage_collection_threshold > 0.0:
         pool.get_free_blocks_calls += 1
-    block = pool.at_least(size, stream)
-    if block is None:
+    if (block := pool.at_least(size, stream)) is None:
         return None
     if block.segment is not None:  # the block that can grow to the smallest size
         candidates = pool.from_size(size, stream)
@@ -120,8 +119,7 @@ def free_block_for(state: AllocatorState, pool: Pool, size: int, stream: int) ->
             if _expandable_size(other) >= _expandable_size(block):
                 break
             block = other
-    limit = settings.max_split_bytes
-    if limit is not None:
+    if (limit := settings.max_split_bytes) is not None:
         if size < limit <= block.size:
             return None  # an oversized block never serves a smaller request
         if size >= limit and block.size >= size + settings.max_non_split_rounding_bytes:
@@ -141,12 +139,10 @@ def release_available_blocks(state: AllocatorState, pool: Pool, size: int, strea
     Only whole segments are released. torch lacks that check, and fails if ``max_split_size_mb`` is below
     ``large_segment_size_mb`` and the rest of a split segment is oversized.
     """
-    limit = state.settings.max_split_bytes
-    if limit is None:
+    if (limit := state.settings.max_split_bytes) is None:
         return False
     wanted = max(size, limit)
-    block = pool.at_least(wanted, stream)
-    if block is not None and _is_whole_segment(block):
+    if (block := pool.at_least(wanted, stream)) is not None and _is_whole_segment(block):
         release_block(state, block)
         return True
     released = 0

@@ -25,8 +25,7 @@ class CachingAllocator(segments.AllocatorState):
             self._finish_events(self._completed_events)
         size = blocks.round_size(requested_bytes)
         pool = self.small if size <= blocks.SMALL_BYTES else self.large
-        block = segments.free_block_for(self, pool, size, stream)
-        if block is None:
+        if (block := segments.free_block_for(self, pool, size, stream)) is None:
             block = self._from_device(pool, size, stream, requested_bytes)
         return self._hand_out(block, pool, size, requested_bytes)
 

@@ -104,8 +104,7 @@ def adapted_experts(setup: Setup) -> Problems:
     names = [name for name, _ in model.named_parameters()]
     experts_flag = " ".join(fused_experts(model))
     asked = sorted(converted.target_parameters or ())
-    missing = [name for name in lora.target_parameters or () if not _matched(names, [name])]
-    if missing:
+    if missing := [name for name in lora.target_parameters or () if not _matched(names, [name])]:
         yield (
             f"--lora_target_parameters {' '.join(missing)} {'match' if len(missing) > 1 else 'matches'} no parameter "
             f"of {job.model}.",

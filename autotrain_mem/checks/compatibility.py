@@ -131,8 +131,7 @@ def liger(subject: ModelOnCard) -> Problems:
     if not job.arguments.get("use_liger_kernel"):
         return
     reason = why_not_liger(config.get_text_config().model_type, job.arguments.get("liger_kernel_config"))
-    since = method_of(job.method).liger_since
-    if since is None:
+    if (since := method_of(job.method).liger_since) is None:
         reason = f"Liger's loss for {job.method} is not supported yet"
     elif since and Version(trl.__version__) < Version(since):
         reason = (

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotrain_mem.settings.adapter_config import PEFT_CONFIG, kind_of, why_not_quantized, why_unrehearsed
+from autotrain_mem.settings.adapter_config import PEFT_CONFIG, UNREHEARSED, kind_of, why_not_quantized
 from autotrain_mem.settings.flag_verdicts import REFUSED, REFUSED_WHEN_OFF, Verdict, group_of
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
@@ -123,13 +123,12 @@ def precision(flags: Flags) -> Problems:
 def quantization(flags: Flags) -> Problems:
     """Refuses quantized weights without an adapter, and adapters that are not rehearsed or need an unquantized base."""
     given, text = flags.given, flags.given.get(PEFT_CONFIG)
-    quantized = [name for name in BASE_BITS if given.get(name)]
-    if quantized and not given.get("use_peft"):
+    if (quantized := [name for name in BASE_BITS if given.get(name)]) and not given.get("use_peft"):
         yield (
             f"--{quantized[0]} without LoRA would train nothing: quantized weights cannot be trained.",
             f"Add --use_peft to train an adapter on the quantized base, or remove --{quantized[0]}.",
         )
-    if text is not None and (why := why_unrehearsed(text)):
+    if text is not None and (why := UNREHEARSED.get(kind_of(text))):
         message = f"--{PEFT_CONFIG} {kind_of(text)} is not supported yet: {why}."
         yield message, "LoRA, DoRA, VeRA, IA3 and OFT are rehearsed."
     if text is not None and quantized and (why := why_not_quantized(text)):
@@ -160,8 +159,7 @@ def effective_batch(flags: Flags) -> Problems:
 def prompt_length(flags: Flags) -> Problems:
     """Refuses a prompt length for a method whose data are not prompts."""
     method, own = flags.method, flags.own
-    tokens = own.get("prompt_length")
-    if tokens is not None and not METHODS[method].is_online:
+    if (tokens := own.get("prompt_length")) is not None and not METHODS[method].is_online:
         online = [name for name, row in METHODS.items() if row.is_online]
         yield (
             f"--prompt_length is for {', '.join(online)}, whose data are prompts; {method} has none.",

@@ -103,8 +103,7 @@ def tf32(setup: Setup) -> Problems:
 def flash_attention_package(setup: Setup) -> None:
     """Refuses to train with flash-attention if its package is missing; a plan does not need it."""
     name = str(setup.job.arguments.get("attn_implementation") or "")
-    command = flash_package_missing(name)
-    if command and setup.to_train and not setup.on_cpu:
+    if (command := flash_package_missing(name)) and setup.to_train and not setup.on_cpu:
         raise errors.MissingExtraError(
             f"Training with --attn_implementation {name} needs a package that is not installed here.",
             hint=f"{command}, or remove the flag: sdpa, the default, has its own flash kernel.",
@@ -187,8 +186,7 @@ def vocabulary(setup: Setup) -> Problems:
     Special tokens that never occur in text (Gemma 3's image token in its text models) are ignored, unless they are the
     padding, end or beginning token, or the chat template uses them.
     """
-    tokenizer = setup.tokenizer
-    if tokenizer is None or _resizes(setup.filled):
+    if (tokenizer := setup.tokenizer) is None or _resizes(setup.filled):
         return
     rows = setup.config.get_text_config().vocab_size
     added = {str(token.content): token.special for token in tokenizer.added_tokens_decoder.values()}

@@ -177,8 +177,7 @@ def shared_attention(subject: ModelOnCard) -> Problems:
 def other_layers(config: Any) -> list[str]:
     """Returns the types of a model's layers without full attention, as accelerate determines them."""
     text = config.get_text_config()
-    kinds = getattr(text, "layer_types", None)
-    if kinds is not None:
+    if (kinds := getattr(text, "layer_types", None)) is not None:
         return sorted({*kinds} - {"full_attention"})
     return ["sliding_attention"] if getattr(text, "sliding_window", None) else []
 

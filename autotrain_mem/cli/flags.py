@@ -252,8 +252,7 @@ def _own_settings(prog: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _block(config: dict[str, Any], name: str) -> dict[str, Any]:
     """Removes a block of keys from the config and returns it; {} if it is missing or empty."""
-    block = config.pop(name, None)
-    if block is None:
+    if (block := config.pop(name, None)) is None:
         return {}
     if not isinstance(block, dict):
         raise UsageError(

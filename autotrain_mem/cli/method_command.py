@@ -60,8 +60,7 @@ def _say(line: str) -> None:
 def _print_help(command: str, method: str, prog: str) -> None:
     from autotrain_mem.settings.trl_parser import kept_flags  # slow: a typo in our flags is reported first
 
-    table = kept_flags(Store(cache_folder()), method)
-    if table is None:
+    if (table := kept_flags(Store(cache_folder()), method)) is None:
         from autotrain_mem.worker.pool import Workers  # once per installation
 
         with Workers(1) as workers:

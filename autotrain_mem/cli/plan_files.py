@@ -152,8 +152,7 @@ def write_export(rehearsals: api.Rehearsals, chosen: Plan, request: api.RunReque
     job = rehearsals.job
     defaults: dict[str, Any] = {"output_dir": api.output_dir(job)}
     if chosen.knobs.use_peft and not chosen.knobs.lora_target_parameters:
-        targets = rehearsals.describe().lora_targets
-        if targets is None or isinstance(targets, str):
+        if (targets := rehearsals.describe().lora_targets) is None or isinstance(targets, str):
             defaults["lora_target_modules"] = [targets or "all-linear"]
         else:  # TRL reads a single name as a regular expression for the whole name
             defaults["lora_target_modules"] = [rf".*\.{targets[0]}"] if len(targets) == 1 else list(targets)

@@ -137,8 +137,7 @@ def _formatting(job: Job) -> dict[str, Any]:
 def _formatting_function(job: Job) -> Any:
     """Returns digests of a script's formatting function and of the user's own modules, whose functions the datasets
     library hashes by name alone (``datasets/utils/_dill.py: Pickler``). If hashing fails, the result is random."""
-    function = keyword_of(job, "formatting_func")
-    if function is None:
+    if (function := keyword_of(job, "formatting_func")) is None:
         return None
     from datasets.fingerprint import Hasher
 

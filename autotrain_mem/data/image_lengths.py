@@ -47,8 +47,7 @@ class ImageCounter:
         self.of_size = functools.cache(self._of_size)
 
     def _of_size(self, size: Size) -> ImageTokens:
-        key = self._kind_of(size)
-        if key not in self._known:
+        if (key := self._kind_of(size)) not in self._known:
             if isinstance(key, int) and self._one_patch is not None:
                 text, tokens_of_patch, elements_of_patch = self._one_patch
                 tokens = int(tokens_of_patch * key)

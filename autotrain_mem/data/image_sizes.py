@@ -157,8 +157,7 @@ def _size(value: Any) -> Size:
         # Reads an object as ``datasets/features/image.py: Image.decode_example`` does.
         if value.get("bytes") is not None:
             return _size_in_file(io.BytesIO(value["bytes"]))
-        path = value.get("path")
-        if path is None:
+        if (path := value.get("path")) is None:
             raise ValueError("it has neither bytes nor a path")
         if os.path.isfile(path) or "://" not in path:
             return _size_in_file(path)

@@ -101,8 +101,7 @@ def samples_completions(trainer: Any) -> bool:
 def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
     """Returns the indices of the longest rows or prompts, and the tokens of the longest. Raises DatasetFormatError
     if an image cannot be read."""
-    prepared = prepared_lengths(dataset)
-    if prepared is None and has_images(dataset.column_names):
+    if (prepared := prepared_lengths(dataset)) is None and has_images(dataset.column_names):
         return longest_image_rows(trainer, dataset, count)
     if are_conversations(trainer, dataset):
         return longest_conversations(trainer, dataset, count)

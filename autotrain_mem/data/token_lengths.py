@@ -86,8 +86,7 @@ def load_tokenizer(model: str, max_pixels: int | None = None, **options: Any) ->
         from transformers import AutoConfig
 
         with contextlib.suppress(OSError, ValueError):
-            model_type = AutoConfig.from_pretrained(model, **options).model_type
-            if model_type in FAMILIES:
+            if (model_type := AutoConfig.from_pretrained(model, **options).model_type) in FAMILIES:
                 check_image_packages(model, model_type)
         raise no_tokenizer(model, why_unreachable(error)) from error
 

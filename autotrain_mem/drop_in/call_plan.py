@@ -76,8 +76,7 @@ def make_plan(asked: PlannedCall) -> Plan:
             hint="Give it to the trainer: SFTTrainer(..., peft_config=LoraConfig(...)).",
         )
     for name in ("effective_batch_size", "prompt_length", "image_sizes"):
-        value = getattr(asked.autofit, name)
-        if value is not None and value < 1:
+        if (value := getattr(asked.autofit, name)) is not None and value < 1:
             raise UsageError(f"{name} {value} is not a whole number of at least 1.", hint="Give 1 or more.")
     _check_keywords(asked)
     # Each model by its hub id or by the folder that it was loaded from.

@@ -163,8 +163,7 @@ def main_dtype(model: Any) -> str:
 
 def _of_adapter(keywords: Keywords) -> dict[str, Any]:
     """Returns an adapter as TRL's flags, and also as PEFT's config if the flags cannot express it."""
-    adapter = keywords.get(PEFT_CONFIG)
-    if adapter is None:
+    if (adapter := keywords.get(PEFT_CONFIG)) is None:
         return {}
     defaults = {
         each.name: each.default if each.default_factory is MISSING else each.default_factory()

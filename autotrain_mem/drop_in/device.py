@@ -41,8 +41,7 @@ def device_of(config: Any, gpu: str | None, models: Iterable[Any]) -> Hardware:
             hint="Set CUDA_VISIBLE_DEVICES=0 before Python starts, or start a process for each GPU with torchrun.",
         )
     index = config.device.index or 0
-    card = cuda_device(index)
-    if card is None:
+    if (card := cuda_device(index)) is None:
         raise UsageError(
             f"NVML does not list cuda:{index}, so its memory is unknown.",
             hint="Name a card to plan for: autofit=AutoFit(gpu=...).",

@@ -99,8 +99,7 @@ class Planned:
                 )
             self.plan = None
             return
-        config = keywords.get("args")
-        if config is None:
+        if (config := keywords.get("args")) is None:
             config = default_config(config_class, keywords, METHODS[method].title)
         elif not isinstance(config, config_class):  # transformers' class, converted as TRL does
             config = config_class(**{**config.to_dict(), "hub_token": config.hub_token})

@@ -258,8 +258,7 @@ def _under_autocast(work: Sequence[Work]) -> list[Work]:
     for each in work:
         if each.kind is Kind.MATMUL:
             flops[each.dtype] += each.flops * each.count
-    most = max(flops, key=flops.__getitem__, default="")
-    if most not in HALF:
+    if (most := max(flops, key=flops.__getitem__, default="")) not in HALF:
         return [*work]
     return [replace(each, dtype=most) if each.kind is Kind.MATMUL else each for each in work]
 

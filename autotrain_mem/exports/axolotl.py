@@ -160,8 +160,7 @@ def _add_adapter(draft: Draft) -> None:
             "bnb_4bit_quant_storage": storage,
         }
     draft.write_adapter("axolotl")
-    asked = draft.get("lora_target_modules")
-    if asked in ("all-linear", ["all-linear"]):
+    if (asked := draft.get("lora_target_modules")) in ("all-linear", ["all-linear"]):
         keys["lora_target_linear"] = True
     elif asked:
         single = isinstance(asked, list) and len(asked) == 1  # TRL and PEFT read a single text as a regular expression

@@ -83,8 +83,7 @@ class Draft:
     def __post_init__(self) -> None:
         settings = without_maximized(without_said(self.job.arguments))
         for name in knob_names(self.method_facts.knobs, self.knobs):
-            value = getattr(self.knobs, name)
-            if value is not None or name == MAX_LENGTH:
+            if (value := getattr(self.knobs, name)) is not None or name == MAX_LENGTH:
                 settings[name] = list(value) if isinstance(value, tuple) else value  # YAML has no tuples
         public = {name: value for name, value in settings.items() if name not in NOT_TRLS}
         self.settings = {name: value for name, value in public.items() if value is not None or name == MAX_LENGTH}

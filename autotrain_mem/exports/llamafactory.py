@@ -126,8 +126,7 @@ def _add_adapter(draft: Draft) -> None:
         draft.notes.append(f"lora_target_modules {pattern}: a regular expression; lora_target takes a list of names")
     if saved := draft.get("lora_modules_to_save"):
         draft.keys["additional_target"] = ",".join(saved)
-    bits = draft.knobs.base_bits
-    if bits is not None:
+    if (bits := draft.knobs.base_bits) is not None:
         draft.keys |= {"quantization_method": "bnb", "quantization_bit": bits}
     if bits == 4:
         draft.keys["quantization_type"] = draft.get("bnb_4bit_quant_type", "nf4")

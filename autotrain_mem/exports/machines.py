@@ -40,9 +40,8 @@ def machine_words(draft: Draft) -> list[str]:
 
 def rendezvous(draft: Draft, rank: str, host: str, port: str) -> list[str]:
     """Returns the flags by which machines find each other; none for a single machine."""
-    if draft.nodes == 1:
-        return []
-    return ["--machine_rank", rank, "--main_process_ip", host, "--main_process_port", port]
+    flags = ["--machine_rank", rank, "--main_process_ip", host, "--main_process_port", port]
+    return flags if draft.nodes > 1 else []
 
 
 def note_shared_files(draft: Draft, extra: Sequence[str] = ()) -> None:

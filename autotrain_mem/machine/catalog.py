@@ -79,8 +79,7 @@ def _card(row: dict[str, str]) -> _Card:
     total_bytes = int(row["total_mib"]) * MIB
     major, _, minor = row["compute_capability"].partition(".")
     capability = (int(major), int(minor))
-    non_torch_bytes = overhead(int(row["multiprocessors"]), capability)
-    if non_torch_bytes is None:
+    if (non_torch_bytes := overhead(int(row["multiprocessors"]), capability)) is None:
         raise AssertionError(f"{row['key']}: no row for compute capability {capability}")
     hardware = Hardware(
         name=row["key"],
@@ -192,8 +191,7 @@ def _imagined(text: str) -> Hardware:
         non_torch_bytes=0,
         source="imagined by its size",
     )
-    smaller = [each for each in catalog() if each.total_bytes <= size_bytes]
-    if not smaller:
+    if not (smaller := [each for each in catalog() if each.total_bytes <= size_bytes]):
         return card
     like = max(smaller, key=lambda each: each.non_torch_bytes)
     held = {name: getattr(like, name) for name in ("non_torch_bytes", "communicator_bytes")}

@@ -145,8 +145,7 @@ def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ..
     if wanted is not None:
         entries, listed = [entry.strip() for entry in wanted.split(",")], []
         for entry in entries:
-            device = _device_called(cards, entry, entries[0][:4])
-            if device is None:
+            if (device := _device_called(cards, entry, entries[0][:4])) is None:
                 break
             if device in listed:
                 listed = []

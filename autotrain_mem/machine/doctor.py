@@ -216,8 +216,7 @@ def _system(facts: Facts) -> Iterator[Row]:
     text = f"{format_bytes(memory.total_bytes)}, {format_bytes(memory.available_bytes)} available ({source})"
     yield OK, "host memory", text, ""
     with contextlib.suppress(OSError):  # there is none
-        shared_bytes = shutil.disk_usage("/dev/shm").total
-        if shared_bytes < LEAST_SHARED_BYTES:
+        if (shared_bytes := shutil.disk_usage("/dev/shm").total) < LEAST_SHARED_BYTES:
             text = f"{format_bytes(shared_bytes)}: data loader workers and NCCL may need more"
             yield NOTE, "/dev/shm", text, "docker run --shm-size 8g ..., or --ipc host"
     encoding = locale.getpreferredencoding(False)
@@ -229,8 +228,7 @@ def _system(facts: Facts) -> Iterator[Row]:
     if "microsoft" in platform.release().lower():
         text = "WSL has half of the host's memory, and some GPUs refuse expandable segments and pinned memory"
         yield NOTE, "WSL", text, "memory=24GB under [wsl2] in %UserProfile%\\.wslconfig gives WSL more"
-    both = {NEWER_VARIABLE, OLDER_VARIABLE}
-    if both <= os.environ.keys():
+    if (both := {NEWER_VARIABLE, OLDER_VARIABLE}) <= os.environ.keys():
         read = variable_that_counts(os.environ)
         (idle,) = both - {read}
         yield NOTE, "allocator", f"{read} and {idle} are both set: torch reads only {read}", f"unset {idle}"

@@ -237,8 +237,7 @@ class Faults:
         self._saves, self._checkpoint = self._saves + 1, path.parent
         at_save = (each for each in self.pending if each.phase is Phase.SAVE and each.at == self._saves)
         now = (each for each in at_save if each.kind not in ("torn", "rot"))
-        fault = next((each for each in now if not self._is_marked(each.text)), None)
-        if fault is None:
+        if (fault := next((each for each in now if not self._is_marked(each.text)), None)) is None:
             self.save(value, file, *args, **kwargs)
             return
         whole = io.BytesIO()

@@ -105,8 +105,7 @@ def named_links(asked: str | None) -> dict[str, Interconnect]:
 
 def usual_link(card: Hardware) -> tuple[str, int | None]:
     """Returns the usual link between cards of this kind, and its rate; an empty name and None for an unknown card."""
-    known = link_of(card)
-    if known is None:
+    if (known := link_of(card)) is None:
         return "", None
     name, lanes = known
     return name, _of_lanes(links()[name].bytes_per_second, name, lanes)

@@ -82,8 +82,7 @@ class SimulatedGpu:
 
     def _give_back(self) -> None:
         while self._depth == 1 and self._ended:
-            address = self._addresses.pop(self._ended.popleft(), None)
-            if address is not None:
+            if (address := self._addresses.pop(self._ended.popleft(), None)) is not None:
                 self._depth += 1  # blocks that are freed meanwhile wait
                 try:
                     self._allocator.free(address)

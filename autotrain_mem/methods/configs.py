@@ -138,8 +138,7 @@ def quantization_config(asked: Any, model: Any, *, trust_remote_code: bool) -> A
     from transformers import Mxfp4Config
     from trl import get_quantization_config
 
-    found = get_quantization_config(asked)
-    if found is not None or not isinstance(model, str):
+    if (found := get_quantization_config(asked)) is not None or not isinstance(model, str):
         return found
     config = _config_of(asked, model, trust_remote_code=trust_remote_code)
     return Mxfp4Config(dequantize=True) if is_in_mxfp4(config) else None
@@ -213,9 +212,7 @@ def default_targets(config: Any) -> str | list[str]:
     """Returns the modules that LoRA adapts if the user names none: PEFT's for this model type, or else ours."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
-    if config.model_type in KNOWN:
-        return list(KNOWN[config.model_type])
-    return planned_targets(config)
+    return list(KNOWN[config.model_type]) if config.model_type in KNOWN else planned_targets(config)
 
 
 def planned_targets(config: Any) -> str:

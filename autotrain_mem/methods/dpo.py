@@ -96,8 +96,7 @@ def strided_logps(home: str, trainer: Any, filled: Configs, knobs: Knobs) -> Ite
     from torch._subclasses.fake_tensor import FakeTensor
 
     module = importlib.import_module(home)
-    log_softmax = getattr(module, "selective_log_softmax", None)
-    if log_softmax is None:
+    if (log_softmax := getattr(module, "selective_log_softmax", None)) is None:
         yield
         return
 

@@ -177,9 +177,8 @@ def _call(function: RewardFunction, rows: Sequence[Mapping[str, Any]]) -> Any:
         "log_extra": lambda column, values: None,
         "log_metric": lambda name, value: None,
     }
-    if inspect.iscoroutinefunction(function):
-        return asyncio.run(function(**arguments))
-    return function(**arguments)
+    rewards = function(**arguments)
+    return asyncio.run(rewards) if inspect.iscoroutine(rewards) else rewards
 
 
 def rehearsed_reward(prompts: Sequence[Any], **_: Any) -> list[float]:

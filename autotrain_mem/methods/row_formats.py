@@ -104,8 +104,7 @@ def _why_no_conversation(column: str, messages: Any, template: str | None) -> st
             cure = f", but {other}: rename {column} to {column_of}" if isinstance(message.get(other), str) else ""
             return f"{place} has no {said_by}{cure}"
         said = names[said_by]
-        content = message.get(said)
-        if content is None and not message.get("tool_calls"):
+        if (content := message.get(said)) is None and not message.get("tool_calls"):
             return f"{place} has no {said}"
         if not isinstance(content, str | list | None):
             # ``datasets/features/features.py: Json`` decodes the texts of a key that also has values of other types.

@@ -132,8 +132,7 @@ def prepared_lengths(rows: Any) -> RowLengths | None:
     the KL divergence. For the first row of a micro-batch the previous one is the last row.
     """
     columns = rows.column_names
-    names = next((each for each in _SIDES if each[0] in columns), None)
-    if names is None:
+    if (names := next((each for each in _SIDES if each[0] in columns), None)) is None:
         return None
     sides = [list_lengths(rows, name) for name in names if name in columns]
     if "prompt_ids" in columns:

@@ -57,8 +57,7 @@ def place_of(nodes: int | None, given: Mapping[str, Any], environment: Mapping[s
         nodes: The value of ``--nodes``; None if it is not given, so that a launcher's environment may decide.
         given: The values of ``FLAGS`` that are given.
     """
-    flags = {name: value for name, value in given.items() if value is not None}
-    if flags:
+    if flags := {name: value for name, value in given.items() if value is not None}:
         if (nodes or 1) == 1:
             names = ", ".join(f"--{name}" for name in flags)
             raise UsageError(f"{names}: there is one machine.", hint="Add --nodes N, or remove them.")
@@ -137,8 +136,7 @@ def _read(launchers: Iterable[tuple[str, str, str, str, str]], environment: Mapp
         count = environment.get(machines, "").rpartition(":")[2]  # torchrun's 1:4 means 1 to 4 machines
         if not count.isdigit() or int(count) < 2 or rank not in environment:
             continue
-        first = environment.get(address, "").split()[:1]
-        if not first:
+        if not (first := environment.get(address, "").split()[:1]):
             raise UsageError(
                 f"{machines} sets the number of machines to {count}, but the first machine's address is not given.",
                 hint=f"Set {address} to that address on every machine, or give --main_process_ip and --machine_rank.",

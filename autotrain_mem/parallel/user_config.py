@@ -172,8 +172,7 @@ def _kind(config: Mapping[str, Any]) -> Iterator[Problem]:
     if str(config.get("compute_environment", "LOCAL_MACHINE")) != "LOCAL_MACHINE":
         where = config["compute_environment"]
         yield f"compute_environment {where} runs on unknown devices", "compute_environment: LOCAL_MACHINE."
-    kind = _type(config)
-    if kind == "DEEPSPEED":
+    if (kind := _type(config)) == "DEEPSPEED":
         yield from _zero(config)
     elif kind in _OTHER_TYPES:
         why, cure = _OTHER_TYPES[kind]
@@ -203,8 +202,7 @@ def _zero(config: Mapping[str, Any]) -> Iterator[Problem]:
         stage = given["zero_stage"]
         yield f"zero_stage {stage} shards nothing", "distributed_type: MULTI_GPU is DDP; or zero_stage: 3."
     for part in ("optimizer", "param"):
-        device = str(given.get(f"offload_{part}_device") or "none")
-        if device not in ("none", "cpu"):
+        if (device := str(given.get(f"offload_{part}_device") or "none")) not in ("none", "cpu"):
             yield f"offload_{part}_device {device} is not supported", f"offload_{part}_device: cpu"
     if given.get("deepspeed_moe_layer_cls_names"):
         yield "deepspeed_moe_layer_cls_names is not rehearsed", "Remove it."
@@ -248,8 +246,7 @@ def _fsdp(config: Mapping[str, Any]) -> Iterator[Problem]:
     if reshard.lower() not in ("true", "false"):
         cure = "fsdp_reshard_after_forward: true for FULL_SHARD, false for SHARD_GRAD_OP."
         yield f"fsdp_reshard_after_forward {reshard} is a value of FSDP1", cure
-    policy = settings.get("auto_wrap_policy")
-    if policy is not None and str(policy).upper() not in _WRAPS:
+    if (policy := settings.get("auto_wrap_policy")) is not None and str(policy).upper() not in _WRAPS:
         yield f"fsdp_auto_wrap_policy {policy} is unknown", f"fsdp_auto_wrap_policy takes {', '.join(_WRAPS)}."
     if _is_true(settings.get("activation_checkpointing_offload")):
         cure = "Remove it; fsdp_activation_checkpointing works without it."
@@ -282,8 +279,7 @@ def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield "parallelism_config needs FSDP2", "distributed_type: FSDP, with fsdp_version: 2."
         return
     replicas, shards = sizes.get("dp_replicate_size", 1), sizes.get("dp_shard_size", 1)
-    context = sizes.get("cp_size", 1)
-    if context > 1 and replicas > 1:
+    if (context := sizes.get("cp_size", 1)) > 1 and replicas > 1:
         cure = "parallelism_config_dp_replicate_size: 1, or parallelism_config_cp_size: 1."
         yield "context parallelism with HSDP (cp_size with dp_replicate_size) is not rehearsed", cure
     elif shards == 1 and context == 1:

@@ -145,8 +145,7 @@ def with_deepspeed(request: RunRequest) -> RunRequest:
     """Returns the request with the ZeRO stage and offloading of its DeepSpeed config, which TRL gets as well. A number
     for which TRL has an argument becomes that argument, and ``auto`` in the config. Raises UsageError if the config
     asks for what is not rehearsed, or contradicts a flag."""
-    given = request.argument(_ARGUMENT)
-    if given is None:
+    if (given := request.argument(_ARGUMENT)) is None:
         return request
     from autotrain_mem.parallel.config import read_deepspeed, with_auto
 

@@ -198,8 +198,7 @@ def _owners(owners: Mapping[Owner, int], moved_bytes: int) -> dict[Owner, int]:
         owned[Owner.OTHER] = owned.get(Owner.OTHER, 0) + moved_bytes
         return owned
     for owner in (*_NOT_STATIC, *(each for each in owners if each not in _NOT_STATIC)):
-        taken_bytes = min(owned.get(owner, 0), -moved_bytes)
-        if taken_bytes:
+        if taken_bytes := min(owned.get(owner, 0), -moved_bytes):
             owned[owner] -= taken_bytes
             moved_bytes += taken_bytes
     return owned

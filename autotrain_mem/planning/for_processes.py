@@ -102,8 +102,7 @@ def arguments_over(plan: Plan, autofit: AutoFit) -> dict[str, Any]:
     processes = sum(autofit.gpu_counts[:1]) * (autofit.nodes or 1) // autofit.token_shards or 1
     arguments = dict(plan.job.trl_arguments)
     arguments.pop(STEPS, None)
-    rows = arguments.get(ROWS)
-    if rows and plan.knobs.effective_batch_size % (int(rows) * processes):
+    if (rows := arguments.get(ROWS)) and plan.knobs.effective_batch_size % (int(rows) * processes):
         del arguments[ROWS]
     return arguments
 
@@ -117,8 +116,7 @@ def ways_to_share(plan: Plan, space: Space, again: str) -> Iterator[Knobs]:
     is_given = "sharding" in space.pinned or None in (before.sharding, base.sharding)
     sharding = base.sharding if is_given else before.sharding
     sizes = {name: getattr(base if name in space.pinned else before, name) for name in SHARE_TOKENS}
-    shared = replace(before, sharding=sharding, processes=base.processes, **sizes)
-    if shared == before:
+    if (shared := replace(before, sharding=sharding, processes=base.processes, **sizes)) == before:
         yield before
         return
     kept: dict[str, Any] = {name: getattr(base, name) for name in ("processes", "dp_replicate_size", *OFFLOADED)}

@@ -29,8 +29,7 @@ _Asked = tuple[Sequence[int], str]
 
 def question_of(subject: Subject) -> Question | None:
     """Returns the question for a ``max``, or None. If no value works, raises as :meth:`Subject.space` does."""
-    name = subject.job.maximized
-    if name is None:
+    if (name := subject.job.maximized) is None:
         return None
 
     @cache
@@ -91,8 +90,7 @@ def _rows(subject: Subject) -> _Asked:
         return [rows for rows in fixed if rows >= least] or fixed, "the effective batch size"
     # An effective batch has whole groups, and whole mini-batches.
     every = given.get(STEPS) or defaults.gradient_accumulation_steps
-    whole = method_of(job.method).mini_batches(given)
-    if whole is None:
+    if (whole := method_of(job.method).mini_batches(given)) is None:
         every, whole = every * defaults.processes, given.get(GROUP) or defaults.num_generations or 1
     unit = whole // gcd(whole, every)
     end = MOST_ROWS

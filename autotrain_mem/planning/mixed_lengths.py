@@ -25,8 +25,7 @@ def batches_of(subject: Subject, knobs: Knobs) -> DrawnBatches | None:
     if profile is None or _count_as_alike(job, knobs):
         return None
     limit = job.row_limit(knobs)
-    longest = subject.row_length(knobs)
-    if longest < LEAST_TOKENS or len(profile.kept_lengths(limit)) < 2:
+    if (longest := subject.row_length(knobs)) < LEAST_TOKENS or len(profile.kept_lengths(limit)) < 2:
         return None
     rows, each_step = knobs.per_device_train_batch_size, min(MOST_BATCHES, knobs.gradient_accumulation_steps)
     if job.is_online and not method_of(job.method).samples_each_micro_step:
@@ -43,8 +42,7 @@ def _count_as_alike(job: Job, knobs: Knobs) -> bool:
 def replayed(subject: Subject, knobs: Knobs, trace_of: Callable[[int], Trace]) -> MixedLengths | None:
     """Returns the reserved bytes of batches of every length; None if they cannot be replayed. Raises RehearsalError
     if a rehearsal fails."""
-    batches = batches_of(subject, knobs)
-    if batches is None or not subject.caches or subject.lengths.images:
+    if (batches := batches_of(subject, knobs)) is None or not subject.caches or subject.lengths.images:
         return None
     longest = subject.row_length(knobs)
     least, most = (round(share * longest) for share in SHORTER)

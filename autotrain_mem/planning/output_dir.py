@@ -29,8 +29,7 @@ def resumes(job: Job) -> bool:
 
 def resumes_in_folder(job: Job) -> bool:
     """Returns whether the run continues from its own output folder, not from a checkpoint elsewhere."""
-    request = job.arguments.get(RESUME)
-    if not request or request is True:
+    if not (request := job.arguments.get(RESUME)) or request is True:
         return bool(request)
     return pathlib.Path(str(request)).resolve().parent == pathlib.Path(output_dir(job)).resolve()
 

@@ -196,8 +196,7 @@ def searched_with_images(
     try:
         found = searched(subject, record, footprints)
     except DoesNotFitError:
-        smaller = _with_smaller_images(subject, record, footprints)
-        if smaller is None:
+        if (smaller := _with_smaller_images(subject, record, footprints)) is None:
             raise
     else:
         smaller = _with_smaller_images(subject, record, footprints) if found.level == SHORTER_ROWS else None

@@ -115,8 +115,7 @@ class Predictions:
         if key not in self._footprints:  # a search that is repeated after a probe finds it here
             memory = replace(rehearsed.memory, mixed_lengths=self._mixed(knobs))
             self._footprints[key] = replace(rehearsed, memory=memory)
-        mixed = self._footprints[key].memory.mixed_lengths
-        if mixed is None:
+        if (mixed := self._footprints[key].memory.mixed_lengths) is None:
             return estimate
         # The correction by probes applies here as well.
         before, now = rehearsed.memory.reserved.modes, estimate.memory.reserved.modes
@@ -128,8 +127,7 @@ class Predictions:
         store, key = self._subject.footprint_store, self._stored_key(knobs, None)
         profile = self._subject.lengths.profile
         key |= {"rows": None if profile is None else codec.to_json(profile)}
-        kept = store.get("mixed_lengths", key)
-        if kept is not None:
+        if (kept := store.get("mixed_lengths", key)) is not None:
             return codec.from_json(MixedLengths, kept)
         try:
             mixed = replayed(self._subject, knobs, partial(self._trace_at, knobs))
@@ -140,8 +138,7 @@ class Predictions:
         return mixed
 
     def _trace_at(self, knobs: Knobs, tokens: int) -> Trace:
-        trace = self._subject.traces.get(self._subject.trace_key(knobs, tokens))
-        if trace is None:
+        if (trace := self._subject.traces.get(self._subject.trace_key(knobs, tokens))) is None:
             if (depths := self._depths(knobs)) is not None:
                 (trace,) = self._of_copies({knobs: depths}, tokens)
             if trace is None:
@@ -175,8 +172,7 @@ class Predictions:
         """Returns a footprint from this run or an earlier one, of few layers if these suffice, or None."""
         depths = self._fewer_layers(knobs)
         for layers in (None,) if whole or depths is None else (depths.long, None):
-            key = self._key(knobs, layers)
-            if key not in self._footprints:
+            if (key := self._key(knobs, layers)) not in self._footprints:
                 kept = self._subject.footprint_store.get("footprint", self._stored_key(knobs, layers))
                 if kept is None:
                     continue

@@ -67,8 +67,7 @@ def with_plan(request: RunRequest, hints: PlanHints, warn: Callable[[str], None]
     ``to_train``: whether to use the devices of this machine instead of the plan's. Raises PlanFileError if the file
     holds no plan, and UsageError if the plan is for another method, or needs a script's objects that the request does
     not name."""
-    given = request.autofit.plan
-    if given is None:
+    if (given := request.autofit.plan) is None:
         return request
     plan = read_plan(given, request.method, hints.other_method)
     names_model, names_dataset = request.names(*_MODEL_NAMES), request.names(*_DATASET_NAMES)
@@ -161,8 +160,7 @@ _WANTED = f"It takes the {FILE} that PEFT's save_pretrained writes, or the folde
 
 def with_peft_config(request: RunRequest) -> RunRequest:
     """Returns the request with the content of its PEFT config. Raises one UsageError for all problems of the config."""
-    given = request.autofit.peft_config
-    if given is None:
+    if (given := request.autofit.peft_config) is None:
         return request
     content = config_content(given, FLAG, hint=_WANTED, file_name=FILE)
     if not isinstance(content.get("peft_type"), str):

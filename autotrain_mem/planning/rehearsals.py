@@ -280,8 +280,7 @@ class Subject(Rehearsals):
 
     def padded_share(self, knobs: Knobs) -> float:
         """Returns the average size of a padded micro-batch, as a share of one that holds the longest row."""
-        profile = self.lengths.profile
-        if profile is None or not knobs.pads_rows:
+        if (profile := self.lengths.profile) is None or not knobs.pads_rows:
             return 1.0
         drawn = profile.expected_longest(knobs.per_device_train_batch_size, self.job.row_limit(knobs))
         longest = self.row_length(knobs) + knobs.completion_length

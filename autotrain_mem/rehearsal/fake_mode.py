@@ -43,8 +43,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
     def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Replaces torch's lookup: returns a result from this cache, or torch's result, which it adds to this cache."""
         key = self._key(func, args, kwargs)
-        recipe = _recipes.get(key, _UNSEEN)
-        if recipe is None:
+        if (recipe := _recipes.get(key, _UNSEEN)) is None:
             return super()._cached_dispatch_impl(func, types, args, kwargs)
         if recipe is not _UNSEEN:
             return self._follow(recipe, args)
@@ -65,8 +64,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
     def _read(self, items: Iterable[Any], facts: list[Any]) -> bool:
         """Adds the facts of some arguments; returns whether all of them are ordinary."""
         for item in items:
-            kind = type(item)
-            if kind is FakeTensor:
+            if (kind := type(item)) is FakeTensor:
                 state = item.__dict__
                 if state["constant"] is not None or state["fake_mode"] is not self or item.layout is not torch.strided:
                     return False
@@ -115,8 +113,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
 
     def wrap(self, tensor: torch.Tensor, device: torch.device) -> FakeTensor:
         """Turns a meta tensor into a fake one on a device: ``FakeTensor.__new__`` without its checks."""
-        state = self._states.get(device)
-        if state is None:
+        if (state := self._states.get(device)) is None:
             state = self._states[device] = dict(FakeTensor(self, tensor, device).__dict__)
         fake = torch.Tensor._make_subclass(
             FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device

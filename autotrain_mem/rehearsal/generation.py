@@ -306,8 +306,7 @@ def _can_grow(cache: Any) -> bool:
 
 def _grow(layer: Any, tokens: int) -> None:
     """Grows a cache layer as ``tokens`` decode steps would."""
-    kind = type(layer)
-    if kind not in _CONSTANT and not layer.is_initialized:
+    if (kind := type(layer)) not in _CONSTANT and not layer.is_initialized:
         return  # this layer uses another layer's keys and values
     if kind in _DYNAMIC:
         length = layer.keys.shape[-2] + tokens

@@ -77,9 +77,7 @@ def written_arguments(operator: Any, args: tuple[Any, ...]) -> list[Any]:
 def _swap(item: Any) -> Any:
     if isinstance(item, torch.Tensor):
         return item.__dict__["known"].value
-    if isinstance(item, (list, tuple)):
-        return type(item)(_swap(part) for part in item)
-    return item
+    return type(item)(_swap(part) for part in item) if isinstance(item, (list, tuple)) else item
 
 
 def _run_for_real(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -122,8 +120,7 @@ class KnownValues:
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one operator on fake tensors; supplies values and sizes that they lack, and computes known results."""
         if operator is _SCALAR:
-            value = known_value(args[0])
-            if value is not None:
+            if (value := known_value(args[0])) is not None:
                 with real_tensors():
                     return value.item()
             return False if args[0].dtype is torch.bool else 0.5 if args[0].is_floating_point() else 1
@@ -206,8 +203,7 @@ class KnownValues:
 
     def _fake_with_value(self, real: torch.Tensor) -> torch.Tensor:
         fake = self._mode.from_tensor(real)
-        held_bytes = real.untyped_storage().nbytes()
-        if held_bytes > fake.untyped_storage().nbytes():
+        if (held_bytes := real.untyped_storage().nbytes()) > fake.untyped_storage().nbytes():
             # CUDA allocates the largest possible result, then resizes it (``aten/src/ATen/native/cuda/UniqueCub.cu``).
             fake.untyped_storage().resize_(held_bytes)
         with real_tensors():

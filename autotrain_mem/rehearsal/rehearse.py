@@ -122,8 +122,7 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
         group = getattr(filled.training, "num_generations_eval", None) or knobs.num_generations or 1
         count = filled.training.per_device_eval_batch_size * EVALUATED_BATCHES * knobs.processes
         evaluated = made(job.evaluated_length or length, math.ceil(max(1, count // group) / repeats))
-    draws_early = job.method_facts.builds_early
-    if draws_early:
+    if draws_early := job.method_facts.builds_early:
         rows, evaluated = _repeated(rows, repeats), _repeated(evaluated, repeats)
 
     def build() -> Any:
@@ -175,9 +174,7 @@ _BY_SCRIPT = frozenset({"metric_for_best_model"})
 
 def _repeated(rows: Any, repeats: int) -> Any:
     """Repeats a dataset of prepared rows, by index."""
-    if rows is None or repeats == 1:
-        return rows
-    return rows.select([*range(len(rows))] * repeats)
+    return rows if rows is None or repeats == 1 else rows.select([*range(len(rows))] * repeats)
 
 
 def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:

@@ -66,8 +66,7 @@ class _BlankImages:
         from transformers.feature_extraction_utils import BatchFeature
 
         kind = options.pop("return_tensors", None)
-        key = repr((_sizes(images), args, options))
-        if key not in self._processed:
+        if (key := repr((_sizes(images), args, options))) not in self._processed:
             while len(self._processed) >= PROCESSED_KEPT:
                 del self._processed[next(iter(self._processed))]
             with real_tensors():

@@ -159,8 +159,7 @@ def _tells_layers_apart(adapter: Mapping[str, Any]) -> bool:
 def model_pattern(model: Any) -> LayerPattern | None:
     """Describes how the layers of a model object repeat, including adapters and frozen layers; None as in
     :func:`pattern_of`, or if a module around the layers has the user's own code, which might rely on all layers."""
-    layers = _layers_of(model)
-    if layers is None:
+    if (layers := _layers_of(model)) is None:
         return None
     path = next(name for name, module in model.named_modules() if module is layers).split(".")
     around = [model.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1)]

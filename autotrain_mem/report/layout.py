@@ -52,8 +52,7 @@ def add(grid: Table, *cells: str | RenderableType, style: str = "") -> None:
 
 def hanging(line: str) -> RenderableType:
     """Aligns a wrapped line with its text, not with its label: ``--plan_only  plans for that card ...``."""
-    label = label_of(line)
-    if not label:
+    if not (label := label_of(line)):
         return Text(line)
     grid = Table.grid()
     grid.add_column(no_wrap=True, width=len(label))

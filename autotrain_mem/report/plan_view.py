@@ -120,8 +120,7 @@ def most_sentence(most: LargestValue, budget_bytes: int, level: str) -> str:
 
 def _vllm_share(estimate: Estimate) -> tuple[str, ...]:
     """Describes how much of each training card a vLLM engine takes, and when; nothing without one."""
-    sleep = estimate.vllm_sleep
-    if sleep is None:
+    if (sleep := estimate.vllm_sleep) is None:
         share_bytes = estimate.vllm_share_bytes
         flag = "--vllm_gpu_memory_utilization sets the share"
         return (f"takes {format_bytes(share_bytes)} of the card: {flag}",) if share_bytes else ()
@@ -135,8 +134,7 @@ def _vllm_share(estimate: Estimate) -> tuple[str, ...]:
 
 def vllm_server(plan: Plan) -> tuple[str, ...]:
     """Describes the GPUs that only generate, and the command that starts their server; nothing without one."""
-    server = plan.vllm_server
-    if server is None:
+    if (server := plan.vllm_server) is None:
         return ()
     where = "another machine" if server.first_gpu is None else f"GPU{'s' * (server.gpus > 1)} {server.devices}"
     beside = "" if server.first_gpu is None else f", while 0 to {server.first_gpu - 1} train"

@@ -66,8 +66,7 @@ class HistoryReader:
             ranked = re.compile(rf"{re.escape(stem)}\.rank(\d+)\.{re.escape(suffix)}")
             names = [(int(match[1]), path) for path in self._folder.iterdir() if (match := ranked.fullmatch(path.name))]
             records = [self._lines(path) for path in (self._folder / RECORD_NAME, *(path for _, path in sorted(names)))]
-            times = [float(event["time"]) for each in (events, *records) for event in each]
-            if not times:
+            if not (times := [float(event["time"]) for each in (events, *records) for event in each]):
                 return None
             began = min(times)
             first, *others = [[event for event in each if event["event"] == "sample"] for each in records]

@@ -71,8 +71,7 @@ class RunSnapshot:
     @property
     def seconds_left(self) -> float | None:
         """Returns the time to the last step at the pace of the last minutes; None if unknown."""
-        history = self.history
-        if history is None or history.total_steps is None or self.is_over:
+        if (history := self.history) is None or history.total_steps is None or self.is_over:
             return None
         moments = [moment for moment in history.moments if moment.step]
         recent = [moment for moment in moments if moment.seconds >= moments[-1].seconds - PACE_SECONDS]

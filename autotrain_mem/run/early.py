@@ -86,8 +86,7 @@ def refuse_flags(request: RunRequest) -> None:
     """Checks names and values against the cached flags of the installed TRL. Without a cache a worker checks them.
     Raises UsageError for an unknown flag or key (with the nearest known one), or a value of the wrong type."""
     store = Store(cache_folder())
-    kept = kept_flags(store, request.method)
-    if kept is None:
+    if (kept := kept_flags(store, request.method)) is None:
         return
     read_given(
         parser_of(kept.flags),
@@ -112,8 +111,7 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
         return
     if request.simulate and request.autofit.gpu is None:  # TRL's parser reports it, with other contradictions
         return
-    job = _job(request)
-    if job is None:
+    if (job := _job(request)) is None:
         raise no_model(request.argv)
     data = job.dataset or job.arguments.get("dataset_name")
     rows = str(data) if data and reads_data else ""
@@ -248,8 +246,7 @@ def _check_written(job: Job, request: RunRequest) -> None:
 
 
 def _refuse_model(name: str, flag: str, revision: object = None) -> dict[str, Any] | None:
-    config = sources.check_model_folder(name, flag)
-    if config is None:
+    if (config := sources.check_model_folder(name, flag)) is None:
         sources.check_cached(name, None if revision is None else str(revision))
     return config
 

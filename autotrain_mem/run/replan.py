@@ -133,8 +133,7 @@ def _searched(
     # A lever that was used before keeps its original start; a released lever is removed.
     levers = {lever.name: lever for lever in chosen.levers}
     for lever in best.levers:
-        start = levers.pop(lever.name, lever).before
-        if start != lever.after:
+        if (start := levers.pop(lever.name, lever).before) != lever.after:
             levers[lever.name] = replace(lever, before=start)
     return replace(
         chosen,

@@ -109,8 +109,7 @@ def again(request: RunRequest, say: Say) -> RunRequest:
         return request
     from autotrain_mem.training.run_folder import is_left_by
 
-    folder = request.folder
-    if not folder or not is_left_by(folder, request.command):
+    if not (folder := request.folder) or not is_left_by(folder, request.command):
         return request
     say(f"Resuming the unfinished run of the same command in {folder}")
     return replace(request, config={**request.config, RESUME: True})

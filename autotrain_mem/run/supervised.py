@@ -220,8 +220,7 @@ class SupervisedRun:
 
     def first_checkpoint(self) -> Checkpoint | None:
         """Returns the checkpoint to resume from: the user's, or the newest whole one of the folder's last run."""
-        request = self.rehearsals.job.arguments.get(RESUME)
-        if not request:
+        if not (request := self.rehearsals.job.arguments.get(RESUME)):
             return None
         if request is True:
             self._first = self._last_start()
@@ -237,11 +236,9 @@ class SupervisedRun:
     def _last_start(self) -> Checkpoint:
         """Continues the folder's last run, and returns its newest checkpoint. If TRL alone trained there, a checkpoint
         of any run counts."""
-        last = self.output.last_run()
-        if last is not None:
+        if (last := self.output.last_run()) is not None:
             self._number = last.number
-        newest = self._newest_start(None if last is None else last.number)
-        if newest is not None:
+        if (newest := self._newest_start(None if last is None else last.number)) is not None:
             return newest
         if last is not None and last.start is not None and not why_no_start(last.start):
             return Checkpoint(path=last.start, step=step_of(last.start))

@@ -150,8 +150,7 @@ def _padding_of_groups(profile: DataProfile, knobs: Knobs, limit: int) -> float:
 
 def context_cut(profile: DataProfile, context_length: int | None, method: str) -> str | None:
     """Describes the rows that the model's context cuts; None if there are none."""
-    rows = profile.truncated_rows(context_length)
-    if not rows or context_length is None:
+    if not (rows := profile.truncated_rows(context_length)) or context_length is None:
         return None
     noun, lost = METHODS[method].row_noun, "drops them, with" if profile.drops else "cuts"
     tokens = profile.truncated_tokens_fraction(context_length)

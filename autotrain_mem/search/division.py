@@ -105,8 +105,7 @@ def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | No
         )
     every, processes = divisors(share(knobs))[::-1], knobs.processes
     if steps is not None:
-        allowed = tuple(rows for rows in every if rows * processes * steps % group == 0)
-        if not allowed:
+        if not (allowed := tuple(rows for rows in every if rows * processes * steps % group == 0)):
             raise BatchSplitError(
                 f"--{GROUP} {group} does not divide the completions of a generation with any micro-batch of an "
                 f"effective batch of {knobs.effective_batch_size} (a generation is {steps} micro-batches): those of "

@@ -101,8 +101,7 @@ def _best(level: Level, memo: Memo, *, confirmed: bool) -> Estimate | None:
         return None
     if level.lengths:
         return longest_rows(level, memo, turns=LENGTH_TURNS)
-    found = _fastest(level, memo, TIE if confirmed else ROUGHLY)
-    if found is None:
+    if (found := _fastest(level, memo, TIE if confirmed else ROUGHLY)) is None:
         return None
     # Generate as many rows at once as fit: the time of generation then hardly depends on the micro-batch.
     best = most_that_fits(level.space, eased(level.space, found.knobs), memo, turns=EASING_TURNS)

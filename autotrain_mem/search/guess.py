@@ -143,8 +143,7 @@ def _with_levers(
 ) -> float:
     """Guesses the bytes from points with another sharding, or with fewer levers, minus what the added levers save."""
     nearest = _nearest(known, knobs)
-    pulled = [LEVERS[name] for name in saving_levers(knobs) - saving_levers(nearest.knobs)]
-    if not pulled:
+    if not (pulled := [LEVERS[name] for name in saving_levers(knobs) - saving_levers(nearest.knobs)]):
         return required_bytes(space, known, knobs)
     kept = prod(savings(row).kept for row in pulled)
     state = nearest.memory.owners_at_peak.get(Owner.OPTIMIZER_STATE, 0)

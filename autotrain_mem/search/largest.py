@@ -68,11 +68,9 @@ def find_most(question: Question, memo: Memo, limits: Limits | None = None) -> S
     name = next((level.name for level in answering(question) if _holds(question, level, memo)), None)
     while name is not None and name not in tried:
         tried.add(name)
-        border = find_border(question, name, memo)
-        if border is None:
+        if (border := find_border(question, name, memo)) is None:
             break
-        found = find(question.space(question.values[border.index]), memo, limits)
-        if found is None:
+        if (found := find(question.space(question.values[border.index]), memo, limits)) is None:
             break
         best, name = replace(found, most=border.most(question)), found.level
     return best

@@ -50,8 +50,7 @@ def harm_of(row: LeverRow, space: Space) -> Harm:
 def check_forbid(names: Iterable[str]) -> frozenset[str]:
     """Returns the names if each is a lever; otherwise raises UsageError with suggestions for all."""
     names = frozenset(names)
-    unknown = sorted(names - levers.LEVERS.keys())
-    if not unknown:
+    if not (unknown := sorted(names - levers.LEVERS.keys())):
         return names
     meant = {  # the lever that moves the knob of this name, or else the one with the most similar name
         name: [row.name for row in levers.LADDER if name in row.knobs]
@@ -102,8 +101,7 @@ def moves(name: str, space: Space) -> bool:
 
 def _pull(row: LeverRow, knobs: Knobs, space: Space) -> Knobs:
     to: Any = half_of(knobs) if row.name == levers.HALF_WEIGHTS else row.to
-    moved = {name: to for name in row.knobs if getattr(knobs, name) in row.moves_from}
-    if not moved:
+    if not (moved := {name: to for name in row.knobs if getattr(knobs, name) in row.moves_from}):
         return knobs
     kept = space.pinned.union(*(levers.LEVERS[name].knobs for name in space.forbid))
     also = {name: value for name, value in row.also.items() if name not in kept}

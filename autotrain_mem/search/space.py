@@ -247,8 +247,7 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: in
         )
     share = effective // processes
     for name in (ROWS, STEPS):
-        value = given.get(name)
-        if value and share % value:
+        if (value := given.get(name)) and share % value:
             whole = " or ".join(f"--effective_batch_size {each}" for each in multiples(value * processes, effective))
             of_all = f" on {processes} GPUs" if processes > 1 else ""
             smaller = either(nearest(divisors(share), value))

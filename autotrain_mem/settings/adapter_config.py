@@ -95,9 +95,8 @@ def name_of(text: str | None) -> str:
     if text is None:
         return _NAMES[LORA]
     kind = kind_of(text)
-    if kind == LORA and json.loads(text).get("use_dora"):
-        return "DoRA"
-    return _NAMES.get(kind, kind.replace("_", " "))
+    is_dora = kind == LORA and json.loads(text).get("use_dora")
+    return "DoRA" if is_dora else _NAMES.get(kind, kind.replace("_", " "))
 
 
 def arguments_of(text: str) -> dict[str, Any]:
@@ -141,11 +140,6 @@ def starts_from_weights(text: str | None) -> bool:
 def _start(text: str) -> str:
     made = json.loads(text).get("init_lora_weights")
     return made if isinstance(made, str) else ""
-
-
-def why_unrehearsed(text: str) -> str:
-    """Explains why an adapter with this config is not rehearsed; empty if it is."""
-    return UNREHEARSED.get(kind_of(text), "")
 
 
 def needs_data_first(text: str) -> str:

@@ -204,8 +204,7 @@ def settings_of(declared: type) -> dict[str, Setting]:
             first, *others = [part.partition("[")[0] for part in str(each.type).split(" | ")]
             kind = said.kind or next((kind for kind in _KINDS if kind.__name__ == first), None)
             said = replace(said, kind=kind, also=tuple(also for part in others for also in _IN_PYTHON.get(part, ())))
-        lever = said.lever
-        if lever is not None:
+        if (lever := said.lever) is not None:
             moved: dict[str, Any] = {"moves_from": (False,), "to": True} if said.is_switch else {}
             lever = replace(lever, name=each.name, knobs=lever.knobs or (each.name,), **moved)
         found[each.name] = replace(said, name=each.name, lever=lever)

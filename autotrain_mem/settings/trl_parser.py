@@ -63,8 +63,7 @@ def read_given(
     keys, _ = parser.parse_known_args(spoken)
     flags, extra = parser.parse_known_args(argv)
     if extra:
-        flags_of_nobody = [token for token in extra if re.match(r"--?[A-Za-z]", token)]
-        if flags_of_nobody:
+        if flags_of_nobody := [token for token in extra if re.match(r"--?[A-Za-z]", token)]:
             raise unknown_names(method, flags_of_nobody, known, "flag", "--", methods_with)
         raise UsageError(f"Unexpected arguments: {' '.join(extra)}.", hint="Put a value with spaces in quotes.")
     given = by_todays_names({**silent, **vars(keys)}) | by_todays_names(vars(flags))
@@ -225,12 +224,10 @@ _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 
 def _refuse(method: str, message: str) -> NoReturn:
     """Raises argparse's message as a UsageError in our wording."""
-    match = _ARGPARSE.fullmatch(message)
-    if match is None:
+    if (match := _ARGPARSE.fullmatch(message)) is None:
         raise UsageError(f"{message[0].upper()}{message[1:]}.", hint=f"See {_help(method)} for each flag's values.")
     flag, reason = match[1], match[2].rstrip(".")
-    choice = _CHOICE.fullmatch(reason)
-    if choice is None:
+    if (choice := _CHOICE.fullmatch(reason)) is None:
         raise UsageError(f"{flag}: {reason}.", hint=f"See {_help(method)} for the values that {flag} takes.")
     choices = choice[2].replace("'", "").split(", ")
     near = difflib.get_close_matches(choice[1], choices, n=2)

@@ -52,8 +52,7 @@ def is_image_size(text: str) -> bool:
 def read_length(text: str) -> int | str | None:
     """Parses a length: ``512``, ``auto``, ``p99.9``, ``max``, or ``none``, for which it returns None: no limit. Raises
     ValueError, with a message for the user, if the text is anything else."""
-    word = text.strip().lower()
-    if word == "none":
+    if (word := text.strip().lower()) == "none":
         return None
     if word in (AUTO, MOST):
         return word
@@ -100,8 +99,7 @@ def read_counts(text: str) -> int | tuple[int, ...]:
 
 def read_tokens(text: str) -> int:
     """Reads a number of tokens, such as ``300000``, ``20M`` or ``1.5B``."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmb]?)", text.strip().lower())
-    if match is None:
+    if (match := re.fullmatch(r"(\d+(?:\.\d+)?)([kmb]?)", text.strip().lower())) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens such as 300000, 20M or 1.5B")
     return round(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[match[2]])
 

@@ -187,6 +187,4 @@ def _finite(value: Any) -> Any:
         return str(value)
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return value
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value

@@ -153,8 +153,7 @@ VISION_EXTRA = 'Run: pip install "autotrain_mem[vision]"'
 def check_image_packages(model: str, model_type: str) -> None:
     """Raises MissingExtraError if the model's processor (with its tokenizer) needs a package that is missing."""
     needed = _OF_ALL_IMAGES | _OF_A_FAMILY.get(model_type, {})
-    missing = [package for name, package in needed.items() if find_spec(name) is None]
-    if missing:
+    if missing := [package for name, package in needed.items() if find_spec(name) is None]:
         raise MissingExtraError(f"{model} reads images, which needs {' and '.join(missing)}.", hint=VISION_EXTRA)
 
 

@@ -40,8 +40,7 @@ FOLDER_VARIABLE = "AUTOFIT_CACHE"
 
 def cache_folder() -> pathlib.Path | None:
     """Returns ``$AUTOFIT_CACHE``, else the user's cache folder (``$XDG_CACHE_HOME/autofit``); None to store nothing."""
-    named = os.environ.get(FOLDER_VARIABLE)
-    if named is not None:
+    if (named := os.environ.get(FOLDER_VARIABLE)) is not None:
         return pathlib.Path(named) if named else None
     import platformdirs
 
@@ -140,8 +139,7 @@ def drop_oldest(folder: pathlib.Path, limit_bytes: int) -> None:
                     files.append((status.st_mtime, pages * PAGE_BYTES, entry.path))
                 elif entry.name.endswith(PARTIAL) and time.time() - status.st_mtime > ABANDONED_SECONDS:
                     os.unlink(entry.path)
-    total_bytes = sum(size_bytes for _, size_bytes, _ in files)
-    if total_bytes <= limit_bytes:
+    if (total_bytes := sum(size_bytes for _, size_bytes, _ in files)) <= limit_bytes:
         return
     for _, size_bytes, path in sorted(files):
         if total_bytes <= KEPT_SHARE * limit_bytes:

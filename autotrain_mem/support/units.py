@@ -15,8 +15,7 @@ _UNITS = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB}
 def parse_bytes(text: str) -> int:
     """Reads a size such as ``"12GiB"``, ``"0.5 GiB"`` or ``"300MiB"``. Raises ValueError if the text is not a number
     followed by B, KiB, MiB or GiB. Decimal units are rejected: "24 GB" is 1.6 GiB less than 24 GiB."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(b|kib|mib|gib)\s*", text, re.IGNORECASE)
-    if match is None:
+    if (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(b|kib|mib|gib)\s*", text, re.IGNORECASE)) is None:
         raise ValueError(f"{text!r} is not a size: write a number and B, KiB, MiB or GiB, for example 12GiB")
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
@@ -77,9 +76,7 @@ def rate(tokens_per_second: float) -> str:
 
 def percent(fraction: float) -> str:
     """Formats a share as a percentage with one digit; a share above 0 never becomes 0.0."""
-    if 0 < fraction < 0.0005:
-        return "less than 0.1 %"
-    return f"{100 * fraction:.1f} %"
+    return "less than 0.1 %" if 0 < fraction < 0.0005 else f"{100 * fraction:.1f} %"
 
 
 _LAYOUT = "\n\t"

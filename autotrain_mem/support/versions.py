@@ -90,8 +90,7 @@ def untested(installed: Mapping[str, str | None]) -> list[str]:
     sentences = []
     for package, (oldest, newest) in TESTED.items():
         version = installed.get(package)
-        numbers = version_of(version or "")[:2]
-        if numbers and numbers < oldest:
+        if (numbers := version_of(version or "")[:2]) and numbers < oldest:
             wanted = ".".join(map(str, oldest))
             sentences.append(f"{package} {version} is older than {wanted}: pip install --upgrade '{package}>={wanted}'")
         elif numbers > newest:

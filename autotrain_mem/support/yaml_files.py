@@ -33,8 +33,7 @@ def read_yaml(path: str, flag: str) -> dict[str, Any]:
             message = f"The config {path} is larger than {format_bytes(LARGEST_CONFIG_BYTES)}."
             raise UsageError(message, hint=f"Check {flag}; data go to --dataset.")
         loader = yaml.SafeLoader(content.decode("utf-8"))
-        node = loader.get_single_node()
-        if node is not None and _count(node, {}) > MOST_VALUES:
+        if (node := loader.get_single_node()) is not None and _count(node, {}) > MOST_VALUES:
             message = f"The config {path} holds more than {MOST_VALUES:,} values."
             raise UsageError(message, hint="Write out the values of aliases (*name) that refer to other aliases.")
         config = None if node is None else loader.construct_document(node)

@@ -32,8 +32,7 @@ def on_host(work: Callable[[], None]) -> None:
 def offload_to_host(trainer: Any) -> None:
     """Makes a transformers Trainer step on the host. Must be called before ``train()``. Raises UsageError if the
     optimizer or the sharding does not allow it."""
-    name = optimizer_of(trainer.args)
-    if name not in OF_TORCH:
+    if (name := optimizer_of(trainer.args)) not in OF_TORCH:
         raise UsageError(
             f"--optimizer_offload does not work with --optim {name}, which cannot run on the host.",
             hint=f"Use one of --optim {', '.join(OF_TORCH)}; or leave the optimizer on the device.",

@@ -100,8 +100,7 @@ def quantized_to_host() -> Iterator[None]:
 def statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the names and tensors of quantized weights' scales, codes and offsets."""
     for name, module in model.named_modules():
-        weight = module._parameters.get("weight")
-        if weight is None:
+        if (weight := module._parameters.get("weight")) is None:
             continue
         prefix = f"{name}.weight" if name else "weight"
         if (state := getattr(weight, "quant_state", None)) is not None:

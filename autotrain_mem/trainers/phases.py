@@ -76,8 +76,7 @@ def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
     score = trainer._generate_and_score_completions
     trainer._generate_and_score_completions = _watched(score, recorder, Phase.SCORE, Phase.SCORE)
     _follow_generation(trainer.accelerator.unwrap_model(trainer.model), recorder)
-    engine = getattr(trainer, "vllm_generation", None)
-    if engine is not None:
+    if (engine := getattr(trainer, "vllm_generation", None)) is not None:
         engine.generate = _watched(engine.generate, recorder, Phase.GENERATE, Phase.SCORE)
         engine.sync_weights = _watched(engine.sync_weights, recorder, Phase.GENERATE, Phase.SCORE)
     if not hasattr(trainer, "_forward"):
@@ -186,8 +185,7 @@ def _watched(
     """
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        before = recorder.phase
-        if before is Phase.EVALUATE:
+        if (before := recorder.phase) is Phase.EVALUATE:
             return method(*args, **kwargs)
         recorder.enter_phase(phase)
         try:

@@ -86,8 +86,7 @@ def _load_converted(model: Any, folder: Path) -> set[str]:
     """Loads weights that transformers renamed or split when it saved them, such as a mixture's experts
     (``core_model_loading.py: revert_weight_conversion``). Only ``from_pretrained`` can reverse this."""
     saved, loading = type(model).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    strangers = {*loading["missing_keys"], *loading["unexpected_keys"]}
-    if not strangers:
+    if not (strangers := {*loading["missing_keys"], *loading["unexpected_keys"]}):
         model.load_state_dict(saved.state_dict())
     return strangers
 

@@ -76,8 +76,7 @@ def _limits(*, memory: bool) -> Iterator[None]:
     began = time.thread_time()
 
     def expire(*_: Any) -> None:
-        left = SECONDS - (time.thread_time() - began)
-        if left <= 0:
+        if (left := SECONDS - (time.thread_time() - began)) <= 0:
             raise _Expired
         signal.setitimer(signal.ITIMER_REAL, max(left, 0.01))  # the process was suspended, or the machine is busy
 

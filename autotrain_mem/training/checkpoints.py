@@ -150,8 +150,7 @@ def newest_start(
     for each in newest_first(output_dir):
         if run not in (None, run_of(each.path)) or not _has_state(each.path):
             continue
-        why = why_not_whole(each.path)
-        if not why:
+        if not (why := why_not_whole(each.path)):
             return each
         on_torn(_set_aside(each.path, why))
     return None

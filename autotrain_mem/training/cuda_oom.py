@@ -123,8 +123,7 @@ def attempt(work: Callable[[], Result]) -> Result | RanOut:
     seen: set[int] = set()
     left: list[BaseException | None] = [full.error]
     while left:
-        each = left.pop()
-        if each is not None and id(each) not in seen:
+        if (each := left.pop()) is not None and id(each) not in seen:
             seen.add(id(each))
             each.add_note("".join(traceback.format_tb(each.__traceback__)))
             traceback.clear_frames(each.__traceback__)

@@ -154,8 +154,7 @@ def _of_error(ending: Ending) -> Cause:
         return Cause(name="disk full", why=why)
     if not isinstance(error, TrainingError):
         return Cause(name="refused", why=why)
-    named = _named_in(error.message)
-    if named is not None:
+    if (named := _named_in(error.message)) is not None:
         return Cause(name=named, why=why)
     if ending.saving:
         return Cause(name="saving failed", why=why)
@@ -163,21 +162,18 @@ def _of_error(ending: Ending) -> Cause:
 
 
 def _of_status(ending: Ending) -> Cause:
-    number = -(ending.code or 0)
-    if number == signal.SIGKILL and ending.host_kills:
+    if (number := -(ending.code or 0)) == signal.SIGKILL and ending.host_kills:
         return Cause(name="host out of memory", why="the kernel's OOM killer ended it (signal 9)")
     how = f"signal {number}" if number > 0 else f"exit status {ending.code}"
     if number in (signal.SIGTERM, signal.SIGKILL):
         return Cause(name="killed", why=how)
     for line in reversed(ending.log_tail.splitlines()):
-        name = _named_in(line)
-        if name is not None:
+        if (name := _named_in(line)) is not None:
             return Cause(name=name, why=f"{how}, after {line.strip()!r}")
     return Cause(name="crashed" if number in _CRASHES else "ended", why=how)
 
 
 def _named_in(text: str) -> str | None:
-    memory = kind_of_text(text)
-    if memory is not None:
+    if (memory := kind_of_text(text)) is not None:
         return "host out of memory" if memory == HOST else "GPU out of memory"
     return next((name for name, texts in _TEXTS if any(re.search(each, text) for each in texts)), None)

@@ -172,8 +172,7 @@ class RankProcesses:
                 if isinstance(other, Exception):
                     raise other
                 return other or error
-            event = self._event(rank, message)
-            if event is not None:
+            if (event := self._event(rank, message)) is not None:
                 return event
 
     def _put(self, rank: int, line: str | None) -> None:
@@ -240,8 +239,7 @@ class RankProcesses:
                 if not blames_others(str(message.get("message", ""))):
                     return {**message, "rank": rank}
                 gone.add(rank)
-        mute = self._pulses.mute(MUTE_PULSES) - gone
-        if mute:
+        if mute := self._pulses.mute(MUTE_PULSES) - gone:
             return RankTimeout(min(mute), "its process sends no heartbeats")
         behind = self._pulses.behind()
         return None if behind is None or behind[0] in gone else RankTimeout(*behind)

@@ -240,8 +240,7 @@ def _holds(folder: Path) -> list[str]:
 
 def _check_is_free(folder: Path, *, overwrite: bool = False) -> None:
     """Refuses a folder with files that would be overwritten, or with a run or weights that will not be moved aside."""
-    names = _holds(folder)
-    if names and not overwrite:
+    if (names := _holds(folder)) and not overwrite:
         checkpoints = [name for name in names if name.startswith("checkpoint-")]
         what = "a run" if checkpoints or RUN_NAME in names else "weights"
         go_on = "\nTo continue it, add --resume_from_checkpoint." if checkpoints else ""

@@ -267,8 +267,7 @@ class Estimate(ShownInNotebooks):
     @property
     def unquantized(self) -> str:
         """Returns a sentence on the part of a quantized base that stays unquantized; empty if there is none."""
-        size_bytes = self.memory.unquantized_bytes
-        if not size_bytes or self.knobs.base_bits is None:
+        if not (size_bytes := self.memory.unquantized_bytes) or self.knobs.base_bits is None:
             return ""
         return (
             f"{format_bytes(size_bytes)} of the base are not quantized to {self.knobs.base_bits} bits: bitsandbytes "

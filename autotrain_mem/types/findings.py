@@ -57,8 +57,7 @@ def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Returns the warnings, and raises all errors as one AutofitError of the first error's class. For several errors
     the hint lists every message with its cure."""
     findings = tuple(dict.fromkeys(findings))
-    errors = [finding for finding in findings if finding.kind == "error"]
-    if not errors:
+    if not (errors := [finding for finding in findings if finding.kind == "error"]):
         return findings
     message, hint = errors[0].message, errors[0].cure
     if len(errors) > 1:

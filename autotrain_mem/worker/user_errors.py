@@ -36,8 +36,7 @@ def failure(step: str, error: Exception, *, from_python: bool) -> RehearsalError
 def _hint_of_own(error: Exception) -> str:
     """Names the innermost line of the user's own code in the error's traceback; empty if there is none."""
     frames = list(traceback.walk_tb(error.__traceback__))
-    own = [each for each in frames if library_of(each[0].f_code.co_filename) == ""]
-    if not own:
+    if not (own := [each for each in frames if library_of(each[0].f_code.co_filename) == ""]):
         return ""
     frame, line = own[-1]
     function = frame.f_code.co_qualname.rpartition("<locals>.")[2]

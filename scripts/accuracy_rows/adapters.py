@@ -92,7 +92,7 @@ def check(results: pathlib.Path, model: pathlib.Path, kinds: str) -> bool:
 
 def compared(model: pathlib.Path, run: Run, length: int) -> float | None:
     """Prints a run beside its rehearsal; returns the relative error, or None if the run does not count."""
-    why = adapter_config.why_unrehearsed(adapter_config.canonical(run.adapter or {}))
+    why = adapter_config.UNREHEARSED.get(adapter_config.kind_of(adapter_config.canonical(run.adapter or {})))
     try:
         made = 0 if why else rehearsed_bytes(model, run, length)
     except ImportError as missing:  # AdaMSS needs scikit-learn

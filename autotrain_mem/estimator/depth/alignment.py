@@ -38,8 +38,7 @@ class Name:
 @lru_cache(maxsize=1 << 16)
 def name_of(module: str) -> Name:
     """Parses a module's name."""
-    match = _LAYER.search(module)
-    if match is None:
+    if (match := _LAYER.search(module)) is None:
         return Name(module.replace("{", "{{").replace("}", "}}"), None)
     return Name(f"{module[: match.start()]}{{}}{module[match.end() :]}", int(match.group()))
 
@@ -212,8 +211,7 @@ class Search:
             while choices and step is None:
                 length, ways = choices[-1]
                 del self._trail[length:]
-                step = next(ways, None)
-                if step is None:
+                if (step := next(ways, None)) is None:
                     choices.pop()
             if step is None:
                 return None
@@ -280,10 +278,8 @@ class Search:
                 break
             period = at - j
             stop = j + period * copies
-            if long[j : stop - period] == long[j + period : stop]:
-                alike = self._alike(i, stop)
-                if alike:
-                    lengths.append((-alike, period))
+            if long[j : stop - period] == long[j + period : stop] and (alike := self._alike(i, stop)):
+                lengths.append((-alike, period))
         return [period for _, period in sorted(lengths)]
 
     def _alike(self, i: int, j: int) -> int:

@@ -58,8 +58,7 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
         unlike: Container[tuple[int, int]] = frozenset()
         mistakes = _Mistakes(*kinds)
         while len(mistakes.pairs) < MOST_MISTAKES:
-            alignment = Search(*pair, depths, chunks, unlike).alignment()
-            if alignment is None:
+            if (alignment := Search(*pair, depths, chunks, unlike).alignment()) is None:
                 return None
             try:
                 return _Expansion((short, long), pair, kinds, alignment, depths, chunks).trace()

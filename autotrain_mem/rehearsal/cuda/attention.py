@@ -92,8 +92,7 @@ def autocast_inputs(*tensors: torch.Tensor | None) -> Any:
 def _fused(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torch.Tensor:
     """Pads heads to a multiple of 8 for flash kernels; the scale is still that of the original head size."""
     head_size = inputs[0].size(3)
-    padding = -head_size % 8
-    if padding == 0 or call.backend is not Backend.FLASH:
+    if (padding := -head_size % 8) == 0 or call.backend is not Backend.FLASH:
         return FusedAttention.apply(*inputs, bias, call)
     padded = [torch.nn.functional.pad(tensor, (0, padding)) for tensor in inputs]
     scale = call.scale if call.scale is not None else head_size**-0.5
@@ -102,9 +101,8 @@ def _fused(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torch
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Converts a boolean mask to floats (``attention.cpp: convert_boolean_attn_mask``)."""
-    if mask.dtype is not torch.bool:
-        return mask
-    return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype))
+    is_boolean = mask.dtype is torch.bool
+    return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype)) if is_boolean else mask
 
 
 def _bias(mask: torch.Tensor | None, inputs: Inputs, backend: Backend) -> torch.Tensor | None:

@@ -57,9 +57,7 @@ def choose(
             return Backend.CUDNN
         if mask is None and _flash_runs(inputs, dropout, is_causal, capability):
             return Backend.FLASH
-    if equal_heads and _efficient_runs(inputs, capability):
-        return Backend.EFFICIENT
-    return Backend.MATH
+    return Backend.EFFICIENT if equal_heads and _efficient_runs(inputs, capability) else Backend.MATH
 
 
 def trains(inputs: Inputs) -> bool:

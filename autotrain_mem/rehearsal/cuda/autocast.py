@@ -185,9 +185,7 @@ def _is_eligible(tensor: torch.Tensor) -> bool:
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.dtype is not dtype and _is_eligible(value) else value
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cast(item, dtype) for item in value)
-    return value
+    return type(value)(_cast(item, dtype) for item in value) if isinstance(value, (list, tuple)) else value
 
 
 RULES = (CudaRule(lambda recorder, card: cuda_autocast()),)

@@ -35,8 +35,7 @@ def unwatched(operator: Any, args: tuple[Any, ...]) -> Any:
     """Returns the operator that would run without a dispatch mode, for one of :data:`IN_PLACE`."""
     if torch.is_grad_enabled() or not isinstance(args[0], torch.Tensor):
         return operator
-    node = torch._C._current_autograd_node()
-    if node is None:
+    if (node := torch._C._current_autograd_node()) is None:
         return operator
     if operator is not _SUM:
         return IN_PLACE[operator] if node.name().startswith(_WRITING_NODES) else operator

@@ -145,8 +145,7 @@ def _arrive(model: Any, loading: _Loading, recorder: Recorder, *, is_automatic: 
 
 def _load(model: Any, name: str, source_bytes: int, recorder: Recorder) -> None:
     tensor: Any = model.get_parameter_or_buffer(name)
-    state = getattr(tensor, "quant_state", None)
-    if state is None and getattr(tensor, "SCB", None) is None:
+    if (state := getattr(tensor, "quant_state", None)) is None and getattr(tensor, "SCB", None) is None:
         recorder.mark(tensor, Owner.WEIGHTS, name)
         return
     elements = tensor.numel() if state is None else state.shape.numel()
@@ -193,8 +192,7 @@ def _dequantize_mxfp4(model: Any, name: str, recorder: Recorder) -> None:
 def _quantize_4bit(weight: Any, state: Any, name: str, recorder: Recorder, *, is_new: bool) -> None:
     """Records the allocations of ``bitsandbytes/functional.py: quantize_4bit`` with ``backends/cuda/ops.py``. If the
     checkpoint is already quantized (``is_new=False``), only its tensors are recorded."""
-    nested = state.state2
-    if nested is None:
+    if (nested := state.state2) is None:
         recorder.mark(state.absmax, Owner.WEIGHTS, f"{name}.absmax")
     with ExitStack() as scales:
         scale_bytes = state.absmax.numel() * FLOAT

@@ -287,8 +287,7 @@ def fused_head_stand_ins() -> Iterator[None]:
     the positions that have a label, without copies; without Triton it scores every position, with float32 copies of
     each tile and of the weights.
     """
-    head = _fused_head()
-    if head is None:
+    if (head := _fused_head()) is None:
         yield
         return
     from trl.trainer import utils

@@ -242,8 +242,7 @@ _MASKS = (torch.bool, torch.uint8)
 def _index(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
     """Counts the bytes of the positions that masks select (``native/IndexingUtils.h: expandTensors``)."""
     tensor, indices = args
-    masks = [index for index in indices if index is not None and index.dtype in _MASKS]
-    if not masks:
+    if not (masks := [index for index in indices if index is not None and index.dtype in _MASKS]):
         return 0
     if len(indices) > 1:
         return int(sum(mask.numel() * mask.dim() for mask in masks)) * INT64
@@ -260,8 +259,7 @@ def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
     _, indices, values, *accumulate = args
     if not accumulate or not accumulate[0]:
         return 0
-    masks = sum(index.dim() for index in indices if index is not None and index.dtype in _MASKS)
-    if masks:
+    if masks := sum(index.dim() for index in indices if index is not None and index.dtype in _MASKS):
         selected = values.shape[0] if values.dim() else 0
     else:
         selected = math.prod(torch.broadcast_shapes(*(index.shape for index in indices if index is not None)))

@@ -82,8 +82,7 @@ class Chunks:
 
     def __getitem__(self, at: int) -> torch.Tensor:
         start = range(self._count)[at] * self._size
-        left = self._tensor.size(self._dim) - start
-        if left <= 0 < start:
+        if (left := self._tensor.size(self._dim) - start) <= 0 < start:
             return self._tensor.new_empty(0)
         return self._tensor.narrow(self._dim, start, min(self._size, left))
 
@@ -157,8 +156,7 @@ def _count_as_weights(function: Callable[..., Any], recorder: RankRecorder, *arg
 
 
 def _gather(gather: Callable[..., Any], recorder: RankRecorder, *args: Any, **kwargs: Any) -> Any:
-    result = _count_as_weights(gather, recorder, *args, **kwargs)
-    if result is not None:
+    if (result := _count_as_weights(gather, recorder, *args, **kwargs)) is not None:
         recorder.mark(result.all_gather_output, Owner.GATHERED_WEIGHTS, "all_gather")
     return result
 

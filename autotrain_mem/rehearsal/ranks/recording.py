@@ -219,8 +219,7 @@ def _bytes(arg: Any) -> int:
 
 def _bring(func: Any, args: tuple[Any, ...]) -> None:
     """Sets the values of results, assuming equal data on all processes; values that this leaves open become unknown."""
-    name = _name(func)
-    if name in _GATHERS:
+    if (name := _name(func)) in _GATHERS:
         outs, ins = [*tensors_in([args[0]])], [*tensors_in([args[1]])]
         value = known_value(ins[0]) if len(ins) == 1 else None
         for out in outs:
@@ -230,8 +229,7 @@ def _bring(func: Any, args: tuple[Any, ...]) -> None:
         reduction = next((arg for arg in args[2:] if isinstance(arg, torch.ScriptObject)), None)
         is_sum = reduction is None or "SUM" in str(getattr(reduction, "op", "SUM")).upper()
         for tensor in tensors_in([args[0]]):
-            value = known_value(tensor)
-            if value is not None and group is not None and is_sum:
+            if (value := known_value(tensor)) is not None and group is not None and is_sum:
                 with real_tensors():
                     value.mul_(group.size()) if value.dtype is not torch.bool else value
     elif name not in ("broadcast_", _EXCHANGE):

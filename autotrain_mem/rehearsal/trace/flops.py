@@ -68,8 +68,7 @@ class WorkCounter:
         return patch.object(self, "_is_of_weights", True)
 
     def see(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        counts = self._counts
-        if counts is None or is_free(operator):
+        if (counts := self._counts) is None or is_free(operator):
             return
         key = (
             operator,
@@ -113,8 +112,7 @@ class WorkCounter:
         chunks = len(marks) - 1
         begun, ended = marks[(chunks - 1) // 2 :][:2]
         for key, count in ended.items():
-            each = count - begun.get(key, 0.0)
-            if each:
+            if each := count - begun.get(key, 0.0):
                 self._of_chunks[key] = self._of_chunks.get(key, 0.0) + each * chunks
 
     def mark(self) -> Mark:
@@ -124,12 +122,10 @@ class WorkCounter:
     def repeat(self, since: Mark, times: int, longest: int, mean_length: float) -> None:
         """Counts the work since a mark another ``times`` times, for steps that are not run. The KV cache had the length
         ``longest`` in the step that ran, and has ``mean_length`` in these; costs with it in a shape are scaled."""
-        counts = self._counts
-        if counts is None:
+        if (counts := self._counts) is None:
             return
         for key, count in list(counts.items()):
-            more = (count - since.get(key, 0.0)) * times
-            if not more:
+            if not (more := (count - since.get(key, 0.0)) * times):
                 continue
             cost, of_operator = self._costs[key], key[0]
             shapes: Iterable[Any] = (part for part in key if isinstance(part, torch.Size))

@@ -73,8 +73,7 @@ def marked_chunks(has_chunks: bool) -> Iterator[None]:
         return chunk(*args)
 
     def watched_loss(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = current_recorder()
-        if recorder is None:
+        if (recorder := current_recorder()) is None:
             return whole_loss(hidden_states, *args, **kwargs)
         running[:] = [_Pass(recorder)]
         results = whole_loss(hidden_states, *args, **kwargs)

@@ -104,14 +104,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 
     def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
         """Sets the owner and name of a tensor's storage, which is recorded if new."""
-        block = self._see(tensor)
-        if block is not None:
+        if (block := self._see(tensor)) is not None:
             self.ledger.describe(block, owner, name)
 
     def disown(self, tensor: torch.Tensor) -> None:
         """Removes a tensor's storage from the record, since on a GPU it is not in torch's allocator."""
-        block = self._see(tensor)
-        if block is not None:
+        if (block := self._see(tensor)) is not None:
             self.ledger.disown(block)
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
@@ -192,8 +190,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 
     def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
         """Records another stream that uses a tensor (``torch.Tensor.record_stream``)."""
-        block = self.block_of(tensor)
-        if block is not None:
+        if (block := self.block_of(tensor)) is not None:
             self.ledger.use_on_stream(block, stream)
 
     @classmethod
@@ -233,14 +230,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         storage = tensor.untyped_storage()
         key = storage._cdata
         size = storage.nbytes()
-        watched = self._live.get(key)
-        if watched is not None:
+        if (watched := self._live.get(key)) is not None:
             if self.ledger.sizes[watched.block] == size:
                 return watched.block
             self._die(watched)
-        if size == 0 or tensor.device.type == "meta":
-            return None
-        return self._be_born(storage, key, size)
+        return None if size == 0 or tensor.device.type == "meta" else self._be_born(storage, key, size)
 
     def _be_born(self, storage: Any, key: int, size: int) -> int:
         block = self.ledger.write_birth(size, self._module(), grad_enabled=torch.is_grad_enabled())

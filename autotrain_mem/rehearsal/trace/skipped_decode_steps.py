@@ -191,8 +191,7 @@ class _Writing:
         """Returns the events of the rehearsed step, which frees the blocks of the previous step."""
         events = array("q")
         for event in self._step:
-            slot = self._deaths.get(event)
-            if slot is not None and not slot.lengths:
+            if (slot := self._deaths.get(event)) is not None and not slot.lengths:
                 events.append(-slot.alive[0])
             elif event not in self.moved:
                 events.append(event)

@@ -114,8 +114,7 @@ class _Calls:
         assert len(self._split) == len(inputs)
         assert all(one is other for one, other in zip(self._split, inputs, strict=True)), "not the split tensors"
         lengths, self._split = self._lengths, []
-        script = self._script(module, inputs, lengths, options)
-        if script is None:
+        if (script := self._script(module, inputs, lengths, options)) is None:
             return _one_by_one(module, inputs, lengths, options), None
         return self.play(script, inputs), None
 

@@ -177,8 +177,7 @@ class Trial:
         births = self.recorder.ledger.births()
         steps: list[Played] = []
         for event in self._events(start, stop):
-            number = abs(event) - 1
-            if number in self._outside:
+            if (number := abs(event) - 1) in self._outside:
                 if event > 0:
                     raise UnclearTrialError
                 continue

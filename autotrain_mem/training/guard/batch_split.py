@@ -98,8 +98,7 @@ class Piece:
 
 def _of_rows(value: Any, spans: Sequence[range], rows: int) -> Any:
     """Slices the rows of a value; a value with one entry for each pair is sliced by the first span only."""
-    size = _length(value)
-    if size is None:
+    if (size := _length(value)) is None:
         return value
     parts = [value[span.start : span.stop] for span in (spans if size == rows else spans[:1])]
     if len(parts) == 1:
@@ -164,8 +163,7 @@ def counted_tokens(inputs: Mapping[str, Any]) -> Any:
 
 def joined(values: Sequence[Any], layout: Layout) -> Any:
     """Joins the parts' predictions or labels into those of the whole. Raises TypeError for a value without rows."""
-    first = values[0]
-    if first is None:
+    if (first := values[0]) is None:
         return None
     if isinstance(first, Mapping):
         return {name: joined([value[name] for value in values], layout) for name in first}
@@ -284,9 +282,7 @@ def _by_patches(pixels: torch.Tensor, tokens: list[int], grids: Any, counts: lis
         entries.append(sum(patches[start:end]))
         start = end
     matches = entries == [each * number for number in tokens] and sum(images) == len(patches)
-    if not matches or counts not in (None, images):
-        return None
-    return {"pixel_values": entries, "image_grid_thw": images}
+    return {"pixel_values": entries, "image_grid_thw": images} if matches and counts in (None, images) else None
 
 
 def _by_tiles_of_rows(pixels: torch.Tensor, tokens: list[int], mask: Any) -> Entries | None:

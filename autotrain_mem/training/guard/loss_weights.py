@@ -53,8 +53,7 @@ def is_models_loss(trainer: Any) -> bool:
 
 def why_division_matters(trainer: Any, *, counted: bool) -> str | None:
     """Returns why the division into micro-batches changes a step's gradient; None if it does not, or if unknown."""
-    method = method_of_trainer(trainer)
-    if method is None or _own_loss(trainer, method.facts) is not None:
+    if (method := method_of_trainer(trainer)) is None or _own_loss(trainer, method.facts) is not None:
         return None
     is_of_tokens = method.loss_basis(trainer, is_counted=counted) in (Basis.TOKENS, Basis.CHOSEN_TOKENS)
     over_tokens = "the loss is a mean over the tokens of a micro-batch, and a step takes the mean of these means"
@@ -63,11 +62,9 @@ def why_division_matters(trainer: Any, *, counted: bool) -> str | None:
 
 def why_not_exact(trainer: Any) -> str | None:
     """Returns why splitting this trainer's micro-batches would change the gradient; None if it would not."""
-    method = method_of_trainer(trainer)
-    if method is None:
+    if (method := method_of_trainer(trainer)) is None:
         return f"it is unknown how {type(trainer).__name__} combines rows into a loss"
-    own = _own_loss(trainer, method.facts)
-    if own is not None:
+    if (own := _own_loss(trainer, method.facts)) is not None:
         return f"{own} is not TRL's, and it is unknown how it combines rows into a loss"
     config: Any = getattr(trainer.model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config

@@ -153,8 +153,7 @@ class MicroSteps:
         if why := loss_weights.why_division_matters(self._trainer, counted=counted):
             self.context.notice(f"{DIVISION}: {why}. {TO_KEEP}")
             return 1.0
-        own = self._own_loss_of_all(whole)
-        if own is None or own.heeds_count:
+        if (own := self._own_loss_of_all(whole)) is None or own.heeds_count:
             return 1.0
         self.context.notice(MEAN_OF_ITS_OWN if own.basis else UNKNOWN_MEAN)
         # transformers multiplies a loss by the number of processes: it assumes a loss divided by all ranks' tokens.
@@ -271,8 +270,7 @@ class InParts:
             context.give_up(phase, full, context.why_not)
         if self._trains and context.gradients.come_in_parts:
             context.give_up(phase, full, IN_PARTS)
-        units = self._units(piece)
-        if units > 1:
+        if (units := self._units(piece)) > 1:
             self._limit.failed(piece.tokens)
             remedy = f"split into {piece.sizes(self._limit.parts(piece.tokens, units))} {piece.layout}"
         elif not on_host and self._can_wait_on_host:

@@ -155,8 +155,7 @@ class _Following:
         if message["do"] == "start":
             self._start(key, message)
             return
-        child = self._children.get(key)
-        if child is None:
+        if (child := self._children.get(key)) is None:
             return
         match message["do"]:
             case "send":

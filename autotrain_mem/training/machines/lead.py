@@ -144,8 +144,7 @@ class Machines:
                 if words != said:
                     said = words
                     self._say(words)
-                left = deadline - time.monotonic()
-                if left <= 0:
+                if (left := deadline - time.monotonic()) <= 0:
                     break
                 self._changed.wait(min(left, 0.5))  # interrupts are handled between two waits
             self.present = (0, *sorted(each.hello.place.rank for each in self._there()))
@@ -183,8 +182,7 @@ class Machines:
         self._attempt += 1
 
         def start(rank: int, environment: Mapping[str, str], log: Path, on_line: OnLine) -> RemoteChild | None:
-            machine = self.present[rank // devices]
-            if not machine:
+            if not (machine := self.present[rank // devices]):
                 return None
             member, key = self._members[machine], {"attempt": self._attempt, "rank": rank}
             child = RemoteChild(member.link, key, on_line)

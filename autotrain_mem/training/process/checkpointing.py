@@ -132,8 +132,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
 
         with self._barriers_that_fail():
             # Ranks gather shards on their devices: if one is out of memory, the others wait in the collective.
-            failed = self._tried(save, again=not _is_sharded(trainer))
-            if failed == AGAIN:
+            if (failed := self._tried(save, again=not _is_sharded(trainer))) == AGAIN:
                 release()
                 failed = self._tried(save)
         if failed := failed or self._tried(to_disk):

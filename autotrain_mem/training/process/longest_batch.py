@@ -69,8 +69,7 @@ def run_longest_batch(
     trainer: Any, model: Any, step: Callable[..., Any], on_error: "OnError | None" = None
 ) -> LongestBatch:
     """Runs the longest rows once through ``step``, and restores everything."""
-    why_not = _why_not(trainer)
-    if why_not:
+    if why_not := _why_not(trainer):
         return LongestBatch(why_not=why_not)
     started, method = time.perf_counter(), method_of_trainer(trainer)
     # Trackers would log the timings of the step's parts (``trl/extras/profiling.py: profiling_context``).

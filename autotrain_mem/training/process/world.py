@@ -46,8 +46,7 @@ def find_other_machines() -> None:
     By default gloo uses the address of this machine's host name (``torch/csrc/distributed/c10d/ProcessGroupGloo.cpp:
     createDefaultDevice``), which /etc/hosts often maps to the loopback interface. NCCL finds interfaces itself.
     """
-    interface = interface_to(os.environ["MASTER_ADDR"])
-    if interface is not None and interface != LOOPBACK:
+    if (interface := interface_to(os.environ["MASTER_ADDR"])) is not None and interface != LOOPBACK:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
@@ -158,9 +157,8 @@ Collectives = dict[str, tuple[int, str]]
 def _place(thread: int) -> str:
     """Returns the innermost Python function of a thread, as ``in dataloader.py: __next__``."""
     frame = sys._current_frames().get(thread)  # released on return: a frame keeps its tensors alive
-    if frame is None:
-        return "at its end"
-    return f"in {os.path.basename(frame.f_code.co_filename)}: {frame.f_code.co_name}"
+    code = None if frame is None else frame.f_code
+    return "at its end" if code is None else f"in {os.path.basename(code.co_filename)}: {code.co_name}"
 
 
 def last_collectives() -> Collectives:

@@ -192,8 +192,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     def _figures(self, sample: Sample, peaks: Mapping[Phase, PhasePeak]) -> Iterator[tuple[str, float]]:
         """Yields the known figures in the form in which they are logged, sizes in GiB."""
-        device = sample.device
-        if device is not None:
+        if (device := sample.device) is not None:
             yield "memory/allocated_gib", _gib(device.allocated_bytes)
             yield "memory/peak_allocated_gib", _gib(device.peak_allocated_bytes)
             yield "memory/peak_reserved_gib", _gib(device.peak_reserved_bytes)
@@ -296,8 +295,7 @@ class Rows:
     def follow(self, model: torch.nn.Module) -> None:
         """Follows this model instead of the previous one."""
         self.leave()
-        module = embedding_of(model)
-        if module is not None:
+        if (module := embedding_of(model)) is not None:
             self._hooks.append(module.register_forward_pre_hook(self._see, with_kwargs=True))
 
     def leave(self) -> None:
