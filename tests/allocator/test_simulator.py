@@ -5,16 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from autotrain_mem.allocator import settings as module
 from autotrain_mem.allocator.out_of_memory import format_size
 from autotrain_mem.allocator.segments import FIRST_ADDRESS
-from autotrain_mem.allocator.settings import (
-    _PLACES_NOTHING,
-    NEWER_VARIABLE,
-    OLDER_VARIABLE,
-    AllocatorSettings,
-    environment_settings,
-    parse_settings,
-)
+from autotrain_mem.allocator.settings import OLDER_VARIABLE, AllocatorSettings, environment_settings, parse_settings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.support.units import GIB, MIB
 
@@ -122,7 +116,7 @@ def test_an_option_is_read() -> None:
         ("max_split_size_mb:15,large_segment_size_mb:11", smaller),
         ("per_process_memory_fraction:0", {"per_process_memory_fraction": 0.0}),
         ("backend:native", {}),
-        (",".join(f"{name}:1" for name in sorted(_PLACES_NOTHING)), {}),
+        (",".join(f"{name}:1" for name in sorted(module._PLACES_NOTHING)), {}),
         ("max_split_size_mb:64,max_split_size_mb:128", {"max_split_bytes": 128 * MIB}),  # the last counts
         (
             " large_segment_size_mb:11,, max_split_size_mb : 64\n,",
@@ -154,9 +148,9 @@ def test_what_torch_refuses_is_refused_by_its_name() -> None:
 
 
 def test_the_older_variable_counts_if_both_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (NEWER_VARIABLE, OLDER_VARIABLE):
+    for name in (module.NEWER_VARIABLE, OLDER_VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    both = {NEWER_VARIABLE: "expandable_segments:True", OLDER_VARIABLE: "max_split_size_mb:64"}
+    both = {module.NEWER_VARIABLE: "expandable_segments:True", OLDER_VARIABLE: "max_split_size_mb:64"}
     assert environment_settings(both) == AllocatorSettings(max_split_bytes=64 * MIB)
     assert environment_settings({**both, OLDER_VARIABLE: ""}) == AllocatorSettings(grows=True)
     assert environment_settings({"PATH": "/bin"}) == DEFAULTS

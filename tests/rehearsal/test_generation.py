@@ -25,13 +25,7 @@ from autotrain_mem.rehearsal.known_values import KnownValues
 from autotrain_mem.rehearsal.trace import skipped_decode_steps
 from autotrain_mem.rehearsal.trace.ledger import Ledger
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.rehearsal.trace.skipped_decode_steps import (
-    GROWTH_OF_A_LAYER,
-    Budget,
-    GrowingState,
-    Jump,
-    write_skipped_steps,
-)
+from autotrain_mem.rehearsal.trace.skipped_decode_steps import Budget, GrowingState, Jump, write_skipped_steps
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import KIB
 from autotrain_mem.types import Owner, Phase, Trace
@@ -362,7 +356,8 @@ def test_with_room_for_all_the_record_is_that_of_all_steps(skipped: int, scores:
 
 def test_without_room_for_whole_steps_the_cache_still_grows_step_by_step_or_in_longer_strides() -> None:
     for skipped, stride in ((20, 1), (100, 10)):
-        written = Generation(skipped).jump_and_step(events=2 * GROWTH_OF_A_LAYER * skipped // stride)
+        events = 2 * skipped_decode_steps.GROWTH_OF_A_LAYER * skipped // stride
+        written = Generation(skipped).jump_and_step(events)
         grown = [-size // TOKEN for _, size, name in told(written) if name == "cache" and size < 0]
         assert grown[-1] == PREFILL + skipped
         assert {later - earlier for earlier, later in itertools.pairwise(grown)} == {stride}

@@ -12,24 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import real_run
 import torch
-from real_run import (
-    COMPLETION,
-    LENGTH,
-    OF_METHOD,
-    SMALL,
-    VARIANTS,
-    Folder,
-    assert_alike,
-    births,
-    case,
-    difference,
-    first_difference,
-    peak,
-    peaks,
-    rehearsed,
-    trained,
-)
+from real_run import LENGTH, VARIANTS, Folder, assert_alike, births, case, difference, peak, peaks, rehearsed, trained
 from tiny import FAMILIES, pack_in_mxfp4, tiny_folder
 
 from autotrain_mem.rehearsal import rehearse
@@ -52,7 +37,7 @@ BESIDE_LORA = {"reward": "full", "dpo": "full", "kto": "full", "online_dpo": "4-
 def combinations() -> list[Combination]:
     return [
         (method, variant, FAMILIES[(row + column) % len(FAMILIES)], (row + column) % 2 == 0)
-        for row, method in enumerate(OF_METHOD)
+        for row, method in enumerate(real_run.OF_METHOD)
         for column, variant in enumerate(("lora", BESIDE_LORA.get(method)))
         if variant
     ]
@@ -78,7 +63,7 @@ def test_a_rehearsal_allocates_what_the_real_run_allocates(
 
 
 def test_the_newest_trl_is_rehearsed_with_all_its_trainers() -> None:
-    assert {one[0] for one in combinations() if pytest.mark.newest in marks(one)} == set(OF_METHOD) - {"ppo"}
+    assert {one[0] for one in combinations() if pytest.mark.newest in marks(one)} == set(real_run.OF_METHOD) - {"ppo"}
 
 
 EVALUATED = {"eval_strategy": "steps", "per_device_eval_batch_size": 2}
@@ -187,7 +172,7 @@ def test_an_emptied_cache_is_in_the_trace_before_the_backward_pass(model_folder:
     one = case("sft", model_folder("qwen2"), {"torch_empty_cache_steps": 1, **evaluates})
     fake, (real, _) = rehearsed(one), trained(one, tmp_path)
     # Peaks are 8 bytes apart: on a CPU the losses that go to numpy stay where they are.
-    assert not first_difference(fake, real, (Phase.SAVE,))
+    assert not real_run.first_difference(fake, real, (Phase.SAVE,))
     emptied = [emptied_in(trace) for trace in (fake, real)]
     assert emptied[0] == emptied[1]
     assert emptied[0].count(Phase.FORWARD) == 4
@@ -243,7 +228,7 @@ def test_an_adapter_is_rehearsed_to_the_byte(kind: str, model_folder: Folder, tm
     assert trainer.model.peft_config["default"].peft_type.value == content["peft_type"]
 
 
-ROWS = SMALL.effective_batch_size
+ROWS = real_run.SMALL.effective_batch_size
 KV_HEADS, HEAD_SIZE, MODEL_LAYERS = 2, 16, 2
 
 
@@ -267,7 +252,7 @@ def test_a_step_with_a_reference_scores_generates_and_trains_in_this_order(model
     sizes = [block.size_bytes for block in full.blocks if block.owner is Owner.KV_CACHE]
     largest = ROWS * KV_HEADS * HEAD_SIZE * 4 * (LENGTH - 1)
     generations = 2
-    assert COMPLETION > 2, "a last step that is not the first"
+    assert real_run.COMPLETION > 2, "a last step that is not the first"
     assert max(sizes) == largest
     assert sizes.count(largest) == generations * MODEL_LAYERS * 2
     caching = {phase for phase, sign, block in full.walk() if sign > 0 and block.owner is Owner.KV_CACHE}

@@ -10,16 +10,9 @@ from typing import Any
 
 from synthetic_memory import TRL, LinearMemory, search, space_of
 
+from autotrain_mem.search import advice
 from autotrain_mem.search.adapter import adapter_for, adapter_learning_rate
-from autotrain_mem.search.advice import (
-    FLASH_ATTENTION,
-    PADDING_PAYS,
-    WORST_BATCH_PAYS,
-    advice,
-    context_cut,
-    proposals,
-    questions,
-)
+from autotrain_mem.search.advice import PADDING_PAYS, WORST_BATCH_PAYS, context_cut, proposals, questions
 from autotrain_mem.search.changes import against
 from autotrain_mem.search.levels import allowed, levels
 from autotrain_mem.search.memo import Memo, candidate
@@ -402,7 +395,7 @@ def test_what_hurts_by_the_users_own_words_is_advised_against() -> None:
         ({}, replace(TRL, dtype="bfloat16", optim="stable_adamw"), []),
         ({}, replace(TRL, dtype="bfloat16", learning_rate=1e-3), []),
     ):
-        assert [each.flags for each in advice(job_of(**words), knobs, FACTS, None)] == flags, knobs
+        assert [each.flags for each in advice.advice(job_of(**words), knobs, FACTS, None)] == flags, knobs
 
 
 FLASH = "flash_attention_2"
@@ -468,7 +461,7 @@ def test_every_flash_attention_that_trl_knows_is_known() -> None:
     assert trl is not None
     source = Path(str(trl.origin)).with_name("trainer").joinpath("sft_trainer.py").read_text(encoding="utf-8")
     (values,) = re.findall(r"^FLASH_ATTENTION_VARIANTS = (\{.*?\})", source, re.MULTILINE | re.DOTALL)
-    assert set(FLASH_ATTENTION) == ast.literal_eval(values)
+    assert set(advice.FLASH_ATTENTION) == ast.literal_eval(values)
 
 
 def test_rows_beyond_the_context_are_counted_and_pairs_dropped_whole() -> None:

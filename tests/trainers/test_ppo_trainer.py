@@ -13,18 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from accelerate import Accelerator
 from datasets import Dataset
 from peft import LoraConfig
 from ppo_runs import ROLLOUT, config, logged, prompts, trainer, weights
 from tiny import tiny_config
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    TrainerCallback,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TrainerCallback
 
 from autotrain_mem.support import errors
 from autotrain_mem.support.errors import EmptyDatasetError, TrainingError, UsageError
@@ -299,7 +294,7 @@ def test_a_run_that_goes_on_with_its_newest_whole_checkpoint_ends_where_an_unbro
     for folder in (tmp_path, tmp_path / "checkpoint-4"):
         assert (folder / "adapter_model.safetensors").exists() == use_lora
         policy = AutoModelForCausalLM.from_pretrained(folder).state_dict()  # adapters load through their base model
-        value = AutoModelForSequenceClassification.from_pretrained(folder / "value_model").state_dict()
+        value = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "value_model").state_dict()
         assert torch.equal(value["score.weight"], trained["value_model.score.weight"])
         if not use_lora:
             name = "model.layers.0.self_attn.q_proj.weight"

@@ -9,16 +9,10 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+import transformers
 from tiny import FAMILIES
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    Qwen2ForCausalLM,
-    Qwen2Model,
-    dynamic_module_utils,
-)
+from transformers import AutoModelForCausalLM, Qwen2ForCausalLM, Qwen2Model, dynamic_module_utils
 
 from autotrain_mem.rehearsal.fake_run import materialize
 from autotrain_mem.support.errors import UnsupportedModelError
@@ -76,7 +70,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     ids=str,
 )
 def test_the_model_is_that_which_has_weights(family: str, given: dict[str, Any], model_folder: Folder) -> None:
-    auto = AutoModelForSequenceClassification if "num_labels" in given else AutoModelForCausalLM
+    auto = transformers.AutoModelForSequenceClassification if "num_labels" in given else AutoModelForCausalLM
     real = auto.from_pretrained(model_folder(family), **given)
     made = fake(auto, model_folder(family), **given)
     assert tensors(made) == tensors(real)
@@ -149,7 +143,7 @@ def test_no_head_attention_that_is_not_installed_and_an_adapter_beside_its_base_
 
 def test_neither_adapters_nor_defaults_need_the_network(model_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a config that the caller gives is at hand here: everything else would have to be asked for."""
-    config = AutoConfig.from_pretrained(model_folder("qwen2"))
+    config = transformers.AutoConfig.from_pretrained(model_folder("qwen2"))
     asked: list[str] = []
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.utils._http, "get_session", lambda: asked.append("session"))

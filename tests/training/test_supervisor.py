@@ -10,16 +10,8 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.settings.words import RESTARTS
-from autotrain_mem.support import codec
-from autotrain_mem.support.errors import (
-    AutofitError,
-    DatasetFormatError,
-    GpuOutOfMemoryError,
-    InterruptedByUser,
-    OutputFolderError,
-    RewardFunctionError,
-    TrainingError,
-)
+from autotrain_mem.support import codec, errors
+from autotrain_mem.support.errors import AutofitError, GpuOutOfMemoryError, InterruptedByUser, TrainingError
 from autotrain_mem.support.units import MIB
 from autotrain_mem.training.checkpoints import Checkpoint
 from autotrain_mem.training.exit_causes import CAUSES, WHY_CHARACTERS, Cause, Ending, Remedy, cause_of
@@ -69,8 +61,8 @@ def test_what_a_process_tells_is_its_cause() -> None:
         (error_of("DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, unhandled cuda error"), "NCCL error"),
         (error_of("RuntimeError: something of the moment"), "raised"),
         (error_of("ValueError: this will be as wrong the next time"), "refused"),
-        (OutputFolderError("The disk is full."), "disk full"),
-        (DatasetFormatError("No column."), "refused"),
+        (errors.OutputFolderError("The disk is full."), "disk full"),
+        (errors.DatasetFormatError("No column."), "refused"),
     ]
     assert [(error, cause_of(Ending(error=error)).name) for error, _ in told] == told
 
@@ -205,7 +197,7 @@ def test_what_would_end_so_again_is_given_up_with_its_reason(name: str) -> None:
 
 
 def test_the_users_own_error_is_told_in_its_own_words_and_with_the_checkpoint() -> None:
-    error = RewardFunctionError("reward raised.", hint="Mend it.")
+    error = errors.RewardFunctionError("reward raised.", hint="Mend it.")
     with pytest.raises(AutofitError) as caught:
         Script([(Ending(error=error, step=7), 5)]).run()
     said = "Its last whole checkpoint is run/checkpoint-5; --resume_from_checkpoint continues from there."
@@ -214,8 +206,8 @@ def test_the_users_own_error_is_told_in_its_own_words_and_with_the_checkpoint() 
 
 def test_a_checkpoint_that_was_refused_is_not_recommended_and_one_before_a_full_disk_is() -> None:
     for step, is_named in ((40, False), (47, True)):
-        refused = Ending(error=OutputFolderError("Cannot.", hint="Otherwise."), step=step, began_at=40)
-        with pytest.raises(OutputFolderError) as caught:
+        refused = Ending(error=errors.OutputFolderError("Cannot.", hint="Otherwise."), step=step, began_at=40)
+        with pytest.raises(errors.OutputFolderError) as caught:
             Script([(refused, 40)]).run()
         assert caught.value.hint.startswith("Otherwise.")
         assert ("run/checkpoint-40" in caught.value.hint) == is_named

@@ -11,15 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import live, sizes
 
 from autotrain_mem.machine.catalog import catalog
-from autotrain_mem.rehearsal.cuda import workspaces
+from autotrain_mem.rehearsal.cuda import attention_kernels, workspaces
 from autotrain_mem.rehearsal.cuda.attention import _flash_functions, cuda_attention
-from autotrain_mem.rehearsal.cuda.attention_kernels import (
-    Backend,
-    Inputs,
-    KernelCall,
-    _efficient_workspace_bytes,
-    choose,
-)
+from autotrain_mem.rehearsal.cuda.attention_kernels import Backend, KernelCall, _efficient_workspace_bytes, choose
 from autotrain_mem.rehearsal.cuda.rules import not_imitated
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.trainers.model_support import why_no_attention
@@ -246,7 +240,7 @@ def test_a_class_is_named_by_one_of_its_cards_and_an_unknown_card_is_its_own_cla
     assert [kernel_class(capability) for capability in ((6, 1), (8, 7), (12, 1))] == [(6, 1), (8, 7), (12, 1)]
 
 
-def calls(rows: int) -> list[Inputs]:
+def calls(rows: int) -> list[attention_kernels.Inputs]:
     """Returns meta tensors of every head size and dtype, with and without grouped heads."""
 
     def tensor(heads: int, size: int, dtype: torch.dtype) -> torch.Tensor:
