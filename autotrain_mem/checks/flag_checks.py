@@ -233,7 +233,7 @@ def padding_free(flags: Flags) -> Problems:
     is_refused = group is not None and group.verdict is Verdict.REFUSED  # the method's own check reports it
     if given.get("padding_free") and not given.get("packing") and not is_refused:
         yield (
-            "--padding_free without --packing is not supported yet: TRL does not truncate its rows.",
+            "--padding_free without --packing is not supported yet: `max_length` is not enforced then.",
             "Give --packing true, which is padding-free with its default strategy.",
         )
 
