@@ -56,6 +56,18 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pa
 
 
 @pytest.fixture(scope="session")
+def gpt2(model_folder: Callable[[str], pathlib.Path]) -> pathlib.Path:
+    """GPT-2's own dropout of 0.1 everywhere, two layers."""
+    return model_folder("gpt2")
+
+
+@pytest.fixture(scope="session")
+def qwen(model_folder: Callable[[str], pathlib.Path]) -> pathlib.Path:
+    """Two layers without dropout, whose random numbers in parts are others than in one go."""
+    return model_folder("qwen2")
+
+
+@pytest.fixture(scope="session")
 def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pathlib.Path]:
     """``vision_folder("gemma3")``: the same of a tiny model that reads images."""
     from tiny import tiny_vision_folder

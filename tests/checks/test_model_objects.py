@@ -113,11 +113,9 @@ def test_loading_with_kernels_from_the_hub_is_refused() -> None:
 
 
 @pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
-def test_a_model_that_bitsandbytes_quantized_is_refused_only_if_it_is_spread(
-    bits: str, model_folder: Callable[[str], pathlib.Path]
-) -> None:
+def test_a_model_that_bitsandbytes_quantized_is_refused_only_if_it_is_spread(bits: str, qwen: pathlib.Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
-        model_folder("qwen2"), device_map=None, quantization_config=BitsAndBytesConfig(**{bits: True})
+        qwen, device_map=None, quantization_config=BitsAndBytesConfig(**{bits: True})
     )
     model.hf_device_map = {"": 0}
     check_model_object(model, gets_adapter=True)

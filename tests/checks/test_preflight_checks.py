@@ -47,19 +47,19 @@ def found(folder: Any, method: str = "sft", card: tuple[int, int] = (8, 0), **wo
 
 
 def test_a_good_job_has_no_findings_and_unforeseen_exceptions_are_ignored(
-    model_folder: Folder, chat: str, monkeypatch: pytest.MonkeyPatch
+    qwen: pathlib.Path, chat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [found(model_folder("qwen2"), method) for method in ("sft", "reward", "grpo")] == [[], [], []]
+    assert [found(qwen, method) for method in ("sft", "reward", "grpo")] == [[], [], []]
     broken = Mock(side_effect=ZeroDivisionError("a model's own code"))
     monkeypatch.setattr(preflight_checks, "load_tokenizer", broken)
-    (finding,) = found(model_folder("qwen2"), dataset=chat, use_peft=True, lora_target_modules=["nope", "never"])
+    (finding,) = found(qwen, dataset=chat, use_peft=True, lora_target_modules=["nope", "never"])
     assert "nope never match no module" in finding.message
 
 
 ELSEWHERE = "some-org/some-data"
 
 
-def test_a_plan_needs_no_data_if_the_hub_does_not_answer_and_the_length_is_given(model_folder: Folder) -> None:
+def test_a_plan_needs_no_data_if_the_hub_does_not_answer_and_the_length_is_given(qwen: pathlib.Path) -> None:
     for method, prompt_length, words, planned_for in (
         ("sft", None, {"max_length": 64}, "rows that fill max_length, 64"),
         ("grpo", 64, {}, "prompts of 64 tokens"),
@@ -69,7 +69,7 @@ def test_a_plan_needs_no_data_if_the_hub_does_not_answer_and_the_length_is_given
         ("sft", None, {"max_length": 64, "to_train": True}, ""),
         ("sft", None, {"max_length": 64, "dataset": "./nowhere"}, ""),
     ):
-        one = setup(model_folder("qwen2"), method, **{"dataset": ELSEWHERE, **words})
+        one = setup(qwen, method, **{"dataset": ELSEWHERE, **words})
         (finding,) = collect(table.PREFLIGHT, replace(one, job=replace(one.job, prompt_length=prompt_length)))
         assert (finding.kind, finding.error) == ("warning" if planned_for else "error", "DatasetNotFoundError")
         assert planned_for in finding.message, words
@@ -78,7 +78,7 @@ def test_a_plan_needs_no_data_if_the_hub_does_not_answer_and_the_length_is_given
 FLASH, FROM_HUB = "flash_attention_2", "kernels-community/flash-attn2"
 
 
-def test_what_a_card_or_installation_lacks_is_then_found(model_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_card_or_installation_lacks_is_then_found(qwen: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight_checks, "missing_to_compile", lambda environment: ["ninja", "c++"])
     monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: None)
     for words, says, harmless in (
@@ -96,10 +96,10 @@ def test_what_a_card_or_installation_lacks_is_then_found(model_folder: Folder, m
             [{"to_train": False}, {"on_cpu": True}, {"offload_optimizer_device": None}],
         ),
     ):
-        (finding,) = found(model_folder("qwen2"), **words)
+        (finding,) = found(qwen, **words)
         assert says in f"{finding.kind}: {finding}", words
         for change in harmless:
-            assert not found(model_folder("qwen2"), **words | change)
+            assert not found(qwen, **words | change)
 
 
 def test_flash_attention_and_ligers_kernels_are_chosen_where_all_allow_it(
@@ -153,8 +153,8 @@ def judged(
     return list(collect(table.PREFLIGHT, replace(one, config=config), UNFORESEEN))
 
 
-def test_tokens_without_an_embedding_count_if_in_batches(model_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = model_folder("qwen2")
+def test_tokens_without_an_embedding_count_if_in_batches(qwen: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = qwen
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["plain"])
     tokenizer.add_tokens(["<turn>"], special_tokens=True)
@@ -175,12 +175,12 @@ def test_tokens_without_an_embedding_count_if_in_batches(model_folder: Folder, m
             assert judged(monkeypatch, folder, tokenizer, lacking, chat_template_path="own.jinja")
 
 
-def test_a_tokenizer_must_pad_and_not_by_a_rewards_end(model_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model_folder("qwen2"))
+def test_a_tokenizer_must_pad_and_not_by_a_rewards_end(qwen: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
     end, tokenizer.eos_token, tokenizer.pad_token = tokenizer.eos_token, None, None
 
     def findings(method: str, **words: Any) -> list[Finding]:
-        return judged(monkeypatch, model_folder("qwen2"), tokenizer, method=method, **words)
+        return judged(monkeypatch, qwen, tokenizer, method=method, **words)
 
     for method in ("sft", "grpo"):
         (finding,) = findings(method)
@@ -192,8 +192,8 @@ def test_a_tokenizer_must_pad_and_not_by_a_rewards_end(model_folder: Folder, mon
     assert [finding.kind for finding in findings("reward")] == ["warning"]
 
 
-def test_conversations_need_a_chat_template(model_folder: Folder, chat: str, tmp_path: pathlib.Path) -> None:
-    bare = shutil.copytree(model_folder("qwen2"), tmp_path / "bare")
+def test_conversations_need_a_chat_template(qwen: pathlib.Path, chat: str, tmp_path: pathlib.Path) -> None:
+    bare = shutil.copytree(qwen, tmp_path / "bare")
     (bare / "chat_template.jinja").unlink()
     (finding,) = found(bare, dataset=chat)
     assert "--chat_template_path" in finding.cure
@@ -203,8 +203,8 @@ def test_conversations_need_a_chat_template(model_folder: Folder, chat: str, tmp
     assert not found(bare, dataset=str(texts))
 
 
-def test_parameters_follow_from_files(model_folder: Folder, tmp_path: pathlib.Path) -> None:
-    folder = model_folder("qwen2")
+def test_parameters_follow_from_files(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder = qwen
     config = load_config(str(folder))
     size_bytes = (folder / "model.safetensors").stat().st_size
     assert parameters_on_disk(str(folder), config) == size_bytes // config.dtype.itemsize
@@ -219,8 +219,8 @@ def said(folder: pathlib.Path, method: str = "sft", call: PythonCall | None = No
 
 
 @pytest.mark.newest
-def test_a_flag_without_effect_is_named_with_its_method_or_its_switch(model_folder: Folder) -> None:
-    folder = model_folder("qwen2")
+def test_a_flag_without_effect_is_named_with_its_method_or_its_switch(qwen: pathlib.Path) -> None:
+    folder = qwen
     for method, given, words, cured in (
         ("dpo", {"label_smoothing_factor": 0.1}, "no effect with dpo: ", {"method": "sft"}),
         ("grpo", {"train_sampling_strategy": "group_by_length"}, "no effect with grpo: ", {"method": "sft"}),
@@ -239,9 +239,9 @@ def test_a_flag_without_effect_is_named_with_its_method_or_its_switch(model_fold
 
 @pytest.mark.newest
 def test_defaults_and_what_scripts_read_are_no_warnings_one_reason_is_one_and_so_is_no_verdict(
-    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+    qwen: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = model_folder("qwen2")
+    folder = qwen
     assert said(folder, "dpo", label_smoothing_factor=0.0, do_predict=False, per_device_train_batch_size=8) == []
     (warning,) = said(folder, do_eval=True, do_predict=True)
     assert warning.startswith("--do_eval, --do_predict have no effect with sft: ")

@@ -174,7 +174,7 @@ def test_a_new_repository_is_private_and_gets_the_model_alone(
 
 @pytest.mark.slow
 def test_a_merged_model_computes_what_base_and_adapter_do(
-    model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    qwen: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
     from peft import AutoPeftModelForCausalLM, LoraConfig, PeftType, get_peft_model
@@ -182,7 +182,7 @@ def test_a_merged_model_computes_what_base_and_adapter_do(
 
     from autotrain_mem.cli import adapter_merge
 
-    base, folder, target, new = model_folder("qwen2"), *(tmp_path / name for name in ("run", "merged", "new"))
+    base, folder, target, new = qwen, *(tmp_path / name for name in ("run", "merged", "new"))
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     torch.manual_seed(0)
     get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(folder)

@@ -3,7 +3,6 @@
 import json
 import pathlib
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +16,9 @@ ROWS = [{"prompt": f"{index} + 1?", "completion": str(index + 1), "chosen": "a",
 
 
 @pytest.fixture
-def job(model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> Job:
+def job(qwen: pathlib.Path, tmp_path: pathlib.Path) -> Job:
     """A job whose model and data are the test's own, to be changed."""
-    model = shutil.copytree(model_folder("qwen2"), tmp_path / "model")
+    model = shutil.copytree(qwen, tmp_path / "model")
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
     return Job(method="sft", model=str(model), dataset=str(data))

@@ -5,7 +5,6 @@ import gzip
 import json
 import lzma
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import datasets
@@ -155,8 +154,8 @@ SHAPES: dict[str, Shape] = {
 
 
 @pytest.fixture(scope="module")
-def template(model_folder: Callable[[str], pathlib.Path]) -> str:
-    return str(load_tokenizer(str(model_folder("qwen2"))).chat_template)
+def template(qwen: pathlib.Path) -> str:
+    return str(load_tokenizer(str(qwen)).chat_template)
 
 
 @pytest.mark.parametrize("kind", SHAPES)

@@ -1,7 +1,7 @@
 """Drop-in trainers in this process, planned by workers that all of these tests share."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,6 @@ def workers(forge: Forge, request: pytest.FixtureRequest) -> Iterator[Workers]:
 def _shared_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting two for each test would take longer than all else in it; where nothing is planned, none is started."""
     monkeypatch.setattr(planning, "Workers", lambda: contextlib.nullcontext(request.getfixturevalue("workers")))
-
-
-@pytest.fixture(scope="session")
-def tiny_qwen(model_folder: Callable[[str], Path]) -> Path:
-    return model_folder("qwen2")
 
 
 @pytest.fixture(scope="session")

@@ -104,9 +104,9 @@ def trained(trainer: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def of_trl(tiny_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+def of_trl(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     folder = tmp_path_factory.mktemp("trl")
-    return functools.cache(lambda method: trained(MAKE[method](tiny_qwen, folder, TRLS[method])))
+    return functools.cache(lambda method: trained(MAKE[method](qwen, folder, TRLS[method])))
 
 
 def losses(trainer: Any) -> list[float]:
@@ -119,10 +119,10 @@ def weights(trainer: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("method", MAKE)
 def test_a_run_that_meets_a_full_device_ends_as_trls_does(
-    method: str, tiny_qwen: Path, tmp_path: Path, of_trl: Callable[[str], Any], warnings: list[str]
+    method: str, qwen: Path, tmp_path: Path, of_trl: Callable[[str], Any], warnings: list[str]
 ) -> None:
     trls = of_trl(method)
-    ours = MAKE[method](tiny_qwen, tmp_path)
+    ours = MAKE[method](qwen, tmp_path)
     refuse(ours, 1)
     ours.train()
     assert losses(ours) == pytest.approx(losses(trls), rel=2e-3, abs=1e-5)
@@ -137,7 +137,7 @@ def test_a_run_that_meets_a_full_device_ends_as_trls_does(
     assert ours.state.stateful_callbacks[KEPT_AS]["learned"] == codec.to_json(ours.plan.experience.learned)
 
 
-def test_an_evaluation_without_a_training_goes_on_too(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_an_evaluation_without_a_training_goes_on_too(qwen: Path, tmp_path: Path) -> None:
     def hits(results: Any) -> dict[str, float]:
         guessed, labels = results.predictions[:, :-1], results.label_ids[:, 1:]
         return {"rows": len(labels), "hits": float((guessed == labels).sum()), "guesses": float(guessed.sum())}
@@ -147,7 +147,7 @@ def test_an_evaluation_without_a_training_goes_on_too(tiny_qwen: Path, tmp_path:
         "compute_metrics": hits,
         "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1),
     }
-    trls, ours = sft(tiny_qwen, tmp_path, trl.SFTTrainer, **own), sft(tiny_qwen, tmp_path, **own)
+    trls, ours = sft(qwen, tmp_path, trl.SFTTrainer, **own), sft(qwen, tmp_path, **own)
     refuse(ours, 0, training=False)
     found, expected = ours.evaluate(), trls.evaluate()
     assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-4)
@@ -159,11 +159,11 @@ def test_an_evaluation_without_a_training_goes_on_too(tiny_qwen: Path, tmp_path:
     assert ours.predict(rows).metrics["test_guesses"] == trls.predict(rows).metrics["test_guesses"]
 
 
-def test_a_training_keeps_the_long_rows_cache(tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_keeps_the_long_rows_cache(qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     callers = list[str]()
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: callers.append(sys._getframe(1).f_code.co_name))
     evaluates = {"eval_strategy": "steps", "eval_steps": 1, "eval_accumulation_steps": 1}
-    trainer = sft(tiny_qwen, tmp_path, max_steps=1, **evaluates)
+    trainer = sft(qwen, tmp_path, max_steps=1, **evaluates)
     trainer.train()
     assert any("eval_loss" in entry for entry in trainer.state.log_history)
     assert "evaluation_loop" not in callers
@@ -171,11 +171,11 @@ def test_a_training_keeps_the_long_rows_cache(tiny_qwen: Path, tmp_path: Path, m
     assert "evaluation_loop" in callers, "without a training it is TRL's"
 
 
-def test_what_a_plan_has_learned_holds_from_the_first_step_on(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_what_a_plan_has_learned_holds_from_the_first_step_on(qwen: Path, tmp_path: Path) -> None:
     plan, callbacks = plan_for("sft"), list[list[Any]]()
     learned = replace(plan, experience=plan.experience.with_learned(LearnedLimits(train_tokens=100)))
     autofit, own = AutoFit(plan=learned), TrainerCallback()
-    trainer = sft(tiny_qwen, tmp_path, autofit=autofit, max_steps=1, callbacks=[own])
+    trainer = sft(qwen, tmp_path, autofit=autofit, max_steps=1, callbacks=[own])
     handler = trainer.callback_handler
     trainer.model.model.layers[1].register_forward_pre_hook(lambda *args: callbacks.append([*handler.callbacks]))
     trainer.train()
@@ -185,8 +185,8 @@ def test_what_a_plan_has_learned_holds_from_the_first_step_on(tiny_qwen: Path, t
     assert (before, type(guard).__name__) == (handler.callbacks, "Guard"), "it stands behind those of the user's own"
 
 
-def test_a_training_is_alone_in_its_folder_and_the_next_knows_what_it_learned(tiny_qwen: Path, tmp_path: Path) -> None:
-    trainer = sft(tiny_qwen, tmp_path, save_strategy="steps", save_steps=2)
+def test_a_training_is_alone_in_its_folder_and_the_next_knows_what_it_learned(qwen: Path, tmp_path: Path) -> None:
+    trainer = sft(qwen, tmp_path, save_strategy="steps", save_steps=2)
     refuse(trainer, 1)
     with lock_folder(trainer.args.output_dir), pytest.raises(OutputFolderError, match="Another run is under way"):
         trainer.train()
@@ -194,13 +194,13 @@ def test_a_training_is_alone_in_its_folder_and_the_next_knows_what_it_learned(ti
     learned = trainer.plan.experience.learned
     trainer.train()  # once more
     assert (trainer.plan.experience.learned, len(trainer.plan.experience.incidents)) == (learned, 1)
-    other = sft(tiny_qwen, tmp_path, save_strategy="no", max_steps=4)
+    other = sft(qwen, tmp_path, save_strategy="no", max_steps=4)
     other.train(resume_from_checkpoint=True)
     assert other.state.global_step == 4
 
 
-def test_a_shortage_that_cannot_be_met_is_raised_and_leaves_nothing(tiny_qwen: Path, tmp_path: Path) -> None:
-    trainer = sft(tiny_qwen, tmp_path)
+def test_a_shortage_that_cannot_be_met_is_raised_and_leaves_nothing(qwen: Path, tmp_path: Path) -> None:
+    trainer = sft(qwen, tmp_path)
     before = held(trainer)
     refuse(trainer, *range(100))
     with pytest.raises(torch.OutOfMemoryError, match="a single row is too large"):
@@ -223,10 +223,10 @@ def hooks_of(trainer: Any) -> list[Any]:
 
 @pytest.mark.parametrize("method", MAKE)
 def test_a_trainer_is_as_it_was_before_and_after_its_runs(
-    method: str, tiny_qwen: Path, tmp_path: Path, batches: list[int], of_trl: Callable[[str], Any]
+    method: str, qwen: Path, tmp_path: Path, batches: list[int], of_trl: Callable[[str], Any]
 ) -> None:
     trls = of_trl(method)
-    ours = MAKE[method](tiny_qwen, tmp_path)
+    ours = MAKE[method](qwen, tmp_path)
     before = held(ours)
     assert pickle.loads(pickle.dumps(ours.args)).to_dict() == ours.args.to_dict()
     assert pickle.loads(pickle.dumps(ours.plan)) == ours.plan
@@ -251,7 +251,7 @@ def test_a_trainer_is_as_it_was_before_and_after_its_runs(
 
 
 @pytest.mark.parametrize("why", ["guard=False", "cpu", "training_step", "prediction_step", "compute_loss replaced"])
-def test_where_it_stands_back_a_run_is_plain(why: str, tiny_qwen: Path, tmp_path: Path, batches: list[int]) -> None:
+def test_where_it_stands_back_a_run_is_plain(why: str, qwen: Path, tmp_path: Path, batches: list[int]) -> None:
     kind = autotrain_mem.SFTTrainer
     if (step := getattr(kind, why, None)) is not None:  # the user's own, which does no more than TRL's
         own = {why: lambda self, *args, **kwargs: step(self, *args, **kwargs), "__module__": __name__}
@@ -260,7 +260,7 @@ def test_where_it_stands_back_a_run_is_plain(why: str, tiny_qwen: Path, tmp_path
     plan = plan_for("sft")
     if why == "cpu":
         plan = replace(plan, estimate=replace(plan.estimate, hardware=HOST))
-    trainer = sft(tiny_qwen, tmp_path, kind, autofit=AutoFit(plan=plan, guard=why != "guard=False"), max_steps=1)
+    trainer = sft(qwen, tmp_path, kind, autofit=AutoFit(plan=plan, guard=why != "guard=False"), max_steps=1)
     if why == "compute_loss replaced":
         trainer.compute_loss = lambda *args, **kwargs: type(trainer).compute_loss(trainer, *args, **kwargs)
     refuse(trainer, 0)
@@ -270,7 +270,7 @@ def test_where_it_stands_back_a_run_is_plain(why: str, tiny_qwen: Path, tmp_path
     assert batches == []
 
 
-def test_a_train_of_the_users_own_is_called_once(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_a_train_of_the_users_own_is_called_once(qwen: Path, tmp_path: Path) -> None:
     calls = []
 
     class OwnTrain(autotrain_mem.SFTTrainer):
@@ -278,14 +278,14 @@ def test_a_train_of_the_users_own_is_called_once(tiny_qwen: Path, tmp_path: Path
             calls.append(super().train(*args, **kwargs))
             return self.evaluate()
 
-    trainer = sft(tiny_qwen, tmp_path, OwnTrain)
+    trainer = sft(qwen, tmp_path, OwnTrain)
     refuse(trainer, 1)
     assert "eval_loss" in trainer.train()
     assert (len(calls), len(trainer.plan.experience.incidents)) == (1, 1)
 
 
 def test_a_loss_of_the_users_own_is_never_split_and_called_as_often_as_by_trl(
-    tiny_qwen: Path, tmp_path: Path, batches: list[int], of_trl: Callable[[str], Any]
+    qwen: Path, tmp_path: Path, batches: list[int], of_trl: Callable[[str], Any]
 ) -> None:
     noted: list[float] = []
 
@@ -294,9 +294,9 @@ def test_a_loss_of_the_users_own_is_never_split_and_called_as_often_as_by_trl(
             noted.append(self.state.global_step)
             return super().compute_loss(*args, **kwargs)
 
-    assert losses(trained(sft(tiny_qwen, tmp_path, OwnLoss))) == losses(of_trl("sft"))
+    assert losses(trained(sft(qwen, tmp_path, OwnLoss))) == losses(of_trl("sft"))
     assert (noted, batches) == ([0, 1, 2], [])  # it would note one more
-    full = sft(tiny_qwen, tmp_path, OwnLoss)
+    full = sft(qwen, tmp_path, OwnLoss)
     refuse(full, 1)
     assert losses(trained(full)) == losses(of_trl("sft"))
     (incident,) = full.plan.experience.incidents
@@ -304,8 +304,8 @@ def test_a_loss_of_the_users_own_is_never_split_and_called_as_often_as_by_trl(
 
 
 @pytest.mark.parametrize("own", ["collator", "hook", "rows"])
-def test_users_code_never_sees_the_longest_first(own: str, tiny_qwen: Path, tmp_path: Path, batches: list[int]) -> None:
-    trainer = sft(tiny_qwen, tmp_path, max_steps=1)
+def test_users_code_never_sees_the_longest_first(own: str, qwen: Path, tmp_path: Path, batches: list[int]) -> None:
+    trainer = sft(qwen, tmp_path, max_steps=1)
     collate = trainer.data_collator
     if own == "collator":
         trainer.data_collator = lambda rows: collate(rows)
@@ -318,8 +318,8 @@ def test_users_code_never_sees_the_longest_first(own: str, tiny_qwen: Path, tmp_
 
 
 def test_a_mistake_in_what_runs_first_does_not_end_a_training(
-    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+    qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
 ) -> None:
     monkeypatch.setattr(first, "run_longest_batch", lambda *args: SimpleNamespace().rows)
-    assert trained(sft(tiny_qwen, tmp_path, max_steps=1)).state.global_step == 1
+    assert trained(sft(qwen, tmp_path, max_steps=1)).state.global_step == 1
     assert warnings[0].startswith("autofit: the longest rows could not be run before the first step: AttributeError")

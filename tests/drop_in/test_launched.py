@@ -240,9 +240,9 @@ DIVIDES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [None, DIVIDES], ids=["ddp", "zero2"])
-def test_every_rank_acts_on_the_plan_of_rank_0(zero: Any, tiny_qwen: Path, tmp_path: Path, forge: Forge) -> None:
+def test_every_rank_acts_on_the_plan_of_rank_0(zero: Any, qwen: Path, tmp_path: Path, forge: Forge) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
-    printed = forge.two_ranks([tmp_path / "script.py", tiny_qwen, tmp_path, json.dumps(zero)], tmp_path / "log")
+    printed = forge.two_ranks([tmp_path / "script.py", qwen, tmp_path, json.dumps(zero)], tmp_path / "log")
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2))
     assert (first.pop("planned"), second.pop("planned")) == (1, 0)
     ended = "AutofitError: Rank 0 failed while it planned"

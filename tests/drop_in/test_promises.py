@@ -68,7 +68,7 @@ def test_it_is_a_subclass_with_the_same_constructor(name: str) -> None:
 
 @pytest.mark.usefixtures("workers")
 def test_it_trains_as_trls_does_with_the_plans_settings_and_leaves_nothing_behind(
-    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forge: Forge
+    qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forge: Forge
 ) -> None:
     def traces() -> list[Any]:
         owners = (trl.SFTTrainer, PreTrainedModel, AutoConfig)
@@ -82,21 +82,21 @@ def test_it_trains_as_trls_does_with_the_plans_settings_and_leaves_nothing_behin
     before, scratch = traces(), tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    ours = planned(tiny_qwen, tmp_path, seed=7, learning_rate=1e-3)
+    ours = planned(qwen, tmp_path, seed=7, learning_rate=1e-3)
     of_ours = losses(ours)
     assert traces() == before
     assert not list(scratch.glob("autofit-*"))
     assert "_autofit_call" not in vars(ours)
     assert ours.plan.knobs.gradient_checkpointing is False  # a plan that is not TRL's defaults
     args = sft(tmp_path, seed=7, learning_rate=1e-3, gradient_checkpointing=False)
-    assert of_ours == losses(trl.SFTTrainer(str(tiny_qwen), args=args, train_dataset=texts()))
+    assert of_ours == losses(trl.SFTTrainer(str(qwen), args=args, train_dataset=texts()))
 
 
-def test_an_adapter_follows_from_the_seed(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_an_adapter_follows_from_the_seed(qwen: Path, tmp_path: Path) -> None:
     def adapter(kind: type, **ours: Any) -> list[torch.Tensor]:
         lora = LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM")
         args = sft(tmp_path, seed=7, **SETTLED)
-        trainer = kind(str(tiny_qwen), args=args, train_dataset=texts(), peft_config=lora, **ours)
+        trainer = kind(str(qwen), args=args, train_dataset=texts(), peft_config=lora, **ours)
         return [weight.detach() for name, weight in trainer.model.named_parameters() if "lora_A" in name]
 
     torch.seed()  # as a new process begins
@@ -117,7 +117,7 @@ def refusal(kind: type, **kwargs: Any) -> str:
     return str(caught.value)
 
 
-def test_a_call_that_trl_refuses_is_refused_in_its_words_or_has_its_folder(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_a_call_that_trl_refuses_is_refused_in_its_words_or_has_its_folder(qwen: Path, tmp_path: Path) -> None:
     assert default_config(Path, {"model": "Qwen/Qwen2.5-0.5B"}, "SFT") == Path("Qwen2.5-0.5B-SFT")
     grpo = config(trl.GRPOConfig, tmp_path, num_generations=4, reward_weights=[1.0, 2.0])  # refused as it is built
     for name, words in (
@@ -125,20 +125,20 @@ def test_a_call_that_trl_refuses_is_refused_in_its_words_or_has_its_folder(tiny_
         ("SFTTrainer", {"args": sft(tmp_path)}),
         ("GRPOTrainer", {"args": grpo, "train_dataset": prompts(), "reward_funcs": [shortness]}),
     ):
-        call, ours = {"model": str(tiny_qwen), **words}, getattr(autotrain_mem, name)
+        call, ours = {"model": str(qwen), **words}, getattr(autotrain_mem, name)
         assert refusal(ours, **call, autofit=QUIET) == refusal(getattr(trl, name), **call)
 
 
-def test_a_plan_follows_pin_and_tune_and_can_be_used_again(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_a_plan_follows_pin_and_tune_and_can_be_used_again(qwen: Path, tmp_path: Path) -> None:
     sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
     words = {"pin": ["gradient_checkpointing"], "tune": ["max_length", *sizes]}
-    made = planned(tiny_qwen, tmp_path, replace(QUIET, **words), optim="adamw_torch", **sizes).plan
+    made = planned(qwen, tmp_path, replace(QUIET, **words), optim="adamw_torch", **sizes).plan
     assert made.knobs.gradient_checkpointing is True
     assert made.knobs.max_length == made.data.longest
     assert made.knobs.effective_batch_size == 6
     made.save(tmp_path / "plan.json")
     again = replace(QUIET, plan=tmp_path / "plan.json", **words)
-    assert planned(tiny_qwen, tmp_path, again, optim="adamw_torch", **sizes).plan.knobs == made.knobs
+    assert planned(qwen, tmp_path, again, optim="adamw_torch", **sizes).plan.knobs == made.knobs
 
 
 class Weighted(autotrain_mem.SFTTrainer):
@@ -157,15 +157,15 @@ class Broken(autotrain_mem.SFTTrainer):
         raise KeyError("labels_of_mine")
 
 
-def test_a_subclass_is_rehearsed_with_its_loss_and_fails_with_its_error(tiny_qwen: Path, tmp_path: Path) -> None:
-    plain = planned(tiny_qwen, tmp_path, **SETTLED)
-    own = planned(tiny_qwen, tmp_path, kind=Weighted, **SETTLED)
+def test_a_subclass_is_rehearsed_with_its_loss_and_fails_with_its_error(qwen: Path, tmp_path: Path) -> None:
+    plain = planned(qwen, tmp_path, **SETTLED)
+    own = planned(qwen, tmp_path, kind=Weighted, **SETTLED)
     more = own.plan.estimate.memory.peak_allocated_bytes - plain.plan.estimate.memory.peak_allocated_bytes
     assert more > 2**21 or own.plan.knobs != plain.plan.knobs
     own.train()
     assert own.weight == 1.0
     with pytest.raises(KeyError, match="labels_of_mine") as caught:
-        planned(tiny_qwen, tmp_path, kind=Broken)
+        planned(qwen, tmp_path, kind=Broken)
     line, place = caught.value.__notes__
     assert "Broken.compute_loss (test_promises.py:" in line
     log = Path(place.removeprefix("The rehearsal's traceback is in ").removesuffix("."))
@@ -174,8 +174,8 @@ def test_a_subclass_is_rehearsed_with_its_loss_and_fails_with_its_error(tiny_qwe
     assert "direct cause" not in "".join(traceback.format_exception(caught.value)), "one traceback"
 
 
-def test_an_optimizer_object_is_rehearsed_as_it_is(tiny_qwen: Path, tmp_path: Path) -> None:
-    model = loaded(tiny_qwen)
+def test_an_optimizer_object_is_rehearsed_as_it_is(qwen: Path, tmp_path: Path) -> None:
+    model = loaded(qwen)
     optimizers = (torch.optim.SGD(model.parameters(), lr=1e-4), None)
     args = sft(tmp_path, gradient_checkpointing=False)
     call = {"args": args, "train_dataset": texts(), "compute_metrics": lambda predictions: {}}
@@ -212,10 +212,10 @@ SCRIPT = """
 """
 
 
-def test_a_script_with_classes_and_functions_of_its_own(tiny_qwen: Path, tmp_path: Path, forge: Forge) -> None:
+def test_a_script_with_classes_and_functions_of_its_own(qwen: Path, tmp_path: Path, forge: Forge) -> None:
     """As from a notebook: what is defined in ``__main__``, here without a guard, can be imported by nobody else."""
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT).format(model=str(tiny_qwen), out=str(tmp_path / "out")))
+    script.write_text(textwrap.dedent(SCRIPT).format(model=str(qwen), out=str(tmp_path / "out")))
     with forge.commands(sys.modules[__name__]):
         done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -259,47 +259,47 @@ def test_equal_calls_have_equal_digests_others_another_and_code_of_the_users_own
         assert added is None if given else added.load_in_4bit
 
 
-def test_a_call_is_identified_with_its_rows_tokenizer_and_model_object(tiny_qwen: Path) -> None:
+def test_a_call_is_identified_with_its_rows_tokenizer_and_model_object(qwen: Path) -> None:
     def identity(**words: Any) -> str:
-        words = {"model": loaded(tiny_qwen), "processing_class": AutoTokenizer.from_pretrained(tiny_qwen), **words}
+        words = {"model": loaded(qwen), "processing_class": AutoTokenizer.from_pretrained(qwen), **words}
         return identity_of(Call(trainer=autotrain_mem.SFTTrainer, args=(), kwargs=words, keywords=words))
 
     def changed(kind: Any, name: str, value: Any) -> Any:
-        made = kind.from_pretrained(tiny_qwen)
+        made = kind.from_pretrained(qwen)
         setattr(made, name, value)
         return made
 
-    frozen = loaded(tiny_qwen)
+    frozen = loaded(qwen)
     next(frozen.parameters()).requires_grad_(False)
     known = [
         identity(train_dataset=texts(3)),
         identity(train_dataset=texts(4)),
         identity(train_dataset=texts(3), model=frozen),
-        identity(train_dataset=texts(3), model=str(tiny_qwen)),
+        identity(train_dataset=texts(3), model=str(qwen)),
         identity(train_dataset=texts(3), processing_class=changed(AutoTokenizer, "chat_template", "of mine")),
     ]
     assert identity(train_dataset=texts(3)) == known[0]
-    gelu = {"model": loaded(tiny_qwen)}  # Gemma's activation
+    gelu = {"model": loaded(qwen)}  # Gemma's activation
     gelu["model"].act = functools.partial(torch.nn.functional.gelu, approximate="tanh")
     known.append(identity(train_dataset=texts(3), **gelu))
     assert "" not in known
     assert len(set(known)) == len(known)
-    hooked = loaded(tiny_qwen)
+    hooked = loaded(qwen)
     hooked.lm_head.register_forward_hook(shortness)
     own = ({"model": hooked}, {"model": changed(AutoModelForCausalLM, "forward", shortness)}, {"model": Scorer()})
     own += ({"formatting_func": shortness}, {"train_dataset": texts().to_iterable_dataset()})
     assert {identity(**{"train_dataset": texts(3), **words}) for words in own} == {""}
 
 
-def test_the_same_call_again_starts_no_worker(tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_call_again_starts_no_worker(qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
-    for file in tiny_qwen.iterdir():
+    for file in qwen.iterdir():
         os.utime(file, (0, 0))  # nothing is kept of files that may still change
-    first = settled(loaded(tiny_qwen), tmp_path).plan
+    first = settled(loaded(qwen), tmp_path).plan
     with Workers(1) as fresh:
         monkeypatch.setattr(planning, "Workers", lambda: contextlib.nullcontext(fresh))
         monkeypatch.setattr(fresh, "start", lambda: pytest.fail("a worker was started"))
-        again = settled(loaded(tiny_qwen), tmp_path).plan
+        again = settled(loaded(qwen), tmp_path).plan
     assert (again.knobs, again.estimate.memory) == (first.knobs, first.estimate.memory)
 
 
@@ -318,9 +318,9 @@ def state(model: Any) -> dict[str, Any]:
 
 
 def test_planning_leaves_the_object_alone_and_the_generators_as_the_seed_sets_them(
-    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = loaded(tiny_qwen)
+    model = loaded(qwen)
     values = {name: each.clone() for name, each in model.state_dict().items()}
     before = state(model)
     seen: list[Any] = []
@@ -339,7 +339,7 @@ def test_planning_leaves_the_object_alone_and_the_generators_as_the_seed_sets_th
     assert torch.equal(torch.random.get_rng_state(), torch.Generator().manual_seed(42).get_state())
 
 
-def test_resized_embeddings_and_a_module_of_the_scripts_own_are_rehearsed(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_resized_embeddings_and_a_module_of_the_scripts_own_are_rehearsed(qwen: Path, tmp_path: Path) -> None:
     class Wide(torch.nn.Module):
         def __init__(self, inner: torch.nn.Module) -> None:
             super().__init__()
@@ -348,29 +348,29 @@ def test_resized_embeddings_and_a_module_of_the_scripts_own_are_rehearsed(tiny_q
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
             return self.inner(hidden) + self.down(self.up(hidden))
 
-    model = loaded(tiny_qwen)
+    model = loaded(qwen)
     model.resize_token_embeddings(model.get_input_embeddings().weight.shape[0] + 4096)
     model.model.layers[0].mlp = Wide(model.model.layers[0].mlp)
     roomy = replace(QUIET, gpu="400MiB")  # the smaller card has room for an adapter only
     wide = settled(model, tmp_path, roomy).plan.estimate.memory
-    plain = settled(loaded(tiny_qwen), tmp_path, roomy).plan.estimate.memory
+    plain = settled(loaded(qwen), tmp_path, roomy).plan.estimate.memory
     (weights,) = [owner for owner in wide.owners_at_peak if owner.value == "weights"]
     more_bytes = 4 * (4096 * 64 + 2 * 64 * 8192 + 8192 + 64)
     assert more_bytes <= wide.owners_at_peak[weights] - plain.owners_at_peak[weights] < 1.01 * more_bytes
     assert wide.peak_allocated_bytes > plain.peak_allocated_bytes + more_bytes
 
 
-def test_an_adapter_is_kept_and_only_it_is_trained(tiny_qwen: Path, tmp_path: Path) -> None:
-    trainer = settled(get_peft_model(loaded(tiny_qwen), lora(task_type="CAUSAL_LM")), tmp_path)
+def test_an_adapter_is_kept_and_only_it_is_trained(qwen: Path, tmp_path: Path) -> None:
+    trainer = settled(get_peft_model(loaded(qwen), lora(task_type="CAUSAL_LM")), tmp_path)
     assert trainer.plan.knobs.use_peft
     assert "use_peft" not in [lever.name for lever in trainer.plan.levers]
     trainer.train()
 
 
 def test_only_a_model_object_that_does_not_fit_is_better_given_by_its_name(
-    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for model, is_object in ((loaded(tiny_qwen), True), (tiny_qwen, False)):
+    for model, is_object in ((loaded(qwen), True), (qwen, False)):
         refusal = DoesNotFitError("It does not fit.", hint="--use_peft")
         monkeypatch.setattr(planning.api, "plan", Mock(side_effect=refusal))
         with pytest.raises(DoesNotFitError):
@@ -379,12 +379,12 @@ def test_only_a_model_object_that_does_not_fit_is_better_given_by_its_name(
         assert is_object == (planning._BY_NAME in refusal.hint)
 
 
-def test_a_model_that_cannot_be_trained_is_refused_with_the_cure(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_trained_is_refused_with_the_cure(qwen: Path, tmp_path: Path) -> None:
     with torch.device("meta"):
-        without_bytes = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_qwen))
+        without_bytes = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(qwen))
     options = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
-    quantized = loaded(tiny_qwen, quantization_config=options)
-    frozen = loaded(tiny_qwen).requires_grad_(False)
+    quantized = loaded(qwen, quantization_config=options)
+    frozen = loaded(qwen).requires_grad_(False)
     for model, cure in ((frozen, "peft_config"), (without_bytes, "meta"), (quantized, "quantized")):
         with pytest.raises(UnsupportedModelError, match=cure):
             settled(model, tmp_path)
@@ -392,19 +392,19 @@ def test_a_model_that_cannot_be_trained_is_refused_with_the_cure(tiny_qwen: Path
     assert autotrain_mem.SFTTrainer(quantized, **call, autofit=QUIET).plan.knobs.use_peft
 
 
-def test_a_dpo_reference_object_is_rehearsed_too(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_a_dpo_reference_object_is_rehearsed_too(qwen: Path, tmp_path: Path) -> None:
     args = config(trl.DPOConfig, tmp_path, max_length=64, **SETTLED)
     given = autotrain_mem.DPOTrainer(
-        loaded(tiny_qwen), ref_model=loaded(tiny_qwen), args=args, train_dataset=pairs(), autofit=QUIET
+        loaded(qwen), ref_model=loaded(qwen), args=args, train_dataset=pairs(), autofit=QUIET
     )
-    named = autotrain_mem.DPOTrainer(str(tiny_qwen), args=args, train_dataset=pairs(), autofit=QUIET)
+    named = autotrain_mem.DPOTrainer(str(qwen), args=args, train_dataset=pairs(), autofit=QUIET)
     assert given.plan.estimate.required_bytes == named.plan.estimate.required_bytes
 
 
 def test_an_object_needs_what_its_name_needs_and_processes_hold_a_copy_of_gradients_or_a_part_of_all(
-    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named, given = (settled(model, tmp_path).plan for model in (tiny_qwen, loaded(tiny_qwen)))
+    named, given = (settled(model, tmp_path).plan for model in (qwen, loaded(qwen)))
     assert (given.knobs, given.estimate.required_bytes) == (named.knobs, named.estimate.required_bytes)
 
     def smallest(find: Callable[[], Hardware], link: str | None) -> Hardware:
@@ -414,15 +414,15 @@ def test_an_object_needs_what_its_name_needs_and_processes_hold_a_copy_of_gradie
     for name, function in {**alone_of_two, "is_first": lambda: True}.items():
         for module in (launched, planning):
             monkeypatch.setattr(module, name, function, raising=False)
-    together = settled(tiny_qwen, tmp_path).plan
-    trained_bytes = sum(each.nbytes for each in loaded(tiny_qwen).parameters())
+    together = settled(qwen, tmp_path).plan
+    trained_bytes = sum(each.nbytes for each in loaded(qwen).parameters())
     peaks = [plan.estimate.memory.peak_allocated_bytes for plan in (together, named)]
     assert 0.99 * trained_bytes <= peaks[0] - peaks[1] < 1.1 * trained_bytes  # the moment of the peak is another
     assert together.knobs.sharding == "ddp"
     fsdp = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     for variable, value in launch_environment({"distributed_type": "FSDP", "fsdp_config": fsdp}).items():
         monkeypatch.setenv(variable, value)
-    sharded = settled(loaded(tiny_qwen), tmp_path).plan
+    sharded = settled(loaded(qwen), tmp_path).plan
     assert (sharded.knobs.processes, sharded.knobs.sharding) == (2, "fsdp2")
     optimizers = [plan.estimate.memory.owners_at_peak[Owner.OPTIMIZER_STATE] for plan in (sharded, named)]
     assert optimizers[0] < 0.6 * optimizers[1]

@@ -25,10 +25,10 @@ def sft(folder: Path, rows: Any, autofit: AutoFit = QUIET, **settings: Any) -> A
 @pytest.mark.parametrize("is_object", [False, True])
 @pytest.mark.parametrize(("model", "folder"), [("model", "model"), ("run/checkpoint-5", "run")])
 def test_no_model_is_saved_over(
-    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, folder: str, is_object: bool
+    qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, folder: str, is_object: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(tiny_qwen, model)
+    shutil.copytree(qwen, model)
     (tmp_path / "link").symlink_to(tmp_path / folder)
     args = trl.SFTConfig("link", use_cpu=True, report_to="none")
     given = AutoModelForCausalLM.from_pretrained(model) if is_object else model
@@ -45,34 +45,34 @@ def test_no_model_is_saved_over(
     ],
     ids=["tools", "a rollout", "an environment"],
 )
-def test_a_call_of_grpos_is_refused(tiny_qwen: Path, tmp_path: Path, words: dict[str, Any], said: str) -> None:
+def test_a_call_of_grpos_is_refused(qwen: Path, tmp_path: Path, words: dict[str, Any], said: str) -> None:
     args = config(trl.GRPOConfig, tmp_path, num_generations=4)
     call = {"reward_funcs": shortness, "args": args, "train_dataset": prompts(), **words}
     with pytest.raises(UsageError) as raised:
-        autotrain_mem.GRPOTrainer(str(tiny_qwen), **call, autofit=QUIET)
+        autotrain_mem.GRPOTrainer(str(qwen), **call, autofit=QUIET)
     assert isinstance(raised.value, ValueError), "as what TRL itself refuses"
     assert re.search(said, f"{raised.value.message} {raised.value.hint}")
 
 
-def test_a_stream_is_planned_for_rows_that_fill_max_length_and_unreadable_rows_are_refused(tiny_qwen: Path) -> None:
-    trainer = sft(tiny_qwen, texts().to_iterable_dataset())
+def test_a_stream_is_planned_for_rows_that_fill_max_length_and_unreadable_rows_are_refused(qwen: Path) -> None:
+    trainer = sft(qwen, texts().to_iterable_dataset())
     assert trainer.plan.data is None
     assert trainer.plan.row_tokens == 64
     with pytest.raises(UsageError, match=r"SFTConfig\(max_length="):
-        sft(tiny_qwen, texts().to_iterable_dataset(), max_length=None)
-    stream, args = prompts().to_iterable_dataset(), config(trl.GRPOConfig, tiny_qwen / "run", num_generations=4)
+        sft(qwen, texts().to_iterable_dataset(), max_length=None)
+    stream, args = prompts().to_iterable_dataset(), config(trl.GRPOConfig, qwen / "run", num_generations=4)
     sampled = autotrain_mem.GRPOTrainer(
-        str(tiny_qwen), reward_funcs=shortness, args=args, train_dataset=stream, autofit=QUIET
+        str(qwen), reward_funcs=shortness, args=args, train_dataset=stream, autofit=QUIET
     )
     assert sampled.plan.data.rows == 24
     assert any("the first 24 prompts were counted" in warning for warning in sampled.plan.warnings)
     with pytest.raises(errors.DatasetFormatError, match="train_dataset holds"):
-        sft(tiny_qwen, texts().rename_column("text", "words"))
+        sft(qwen, texts().rename_column("text", "words"))
     with pytest.raises(errors.EmptyDatasetError, match="train_dataset has no rows"):
-        sft(tiny_qwen, texts().select([]))
+        sft(qwen, texts().select([]))
 
 
-def test_words_are_refused_before_a_worker_is_asked(tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_refused_before_a_worker_is_asked(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotrain_mem.drop_in.call_plan._rehearsals", None)
     autofit: Any
     for autofit, said in (
@@ -81,7 +81,7 @@ def test_words_are_refused_before_a_worker_is_asked(tiny_qwen: Path, monkeypatch
         (AutoFit(gpu="80MiB", headroom="200%"), "leaves nothing"),
     ):
         with pytest.raises(UsageError, match=said):
-            sft(tiny_qwen, texts(), autofit)
+            sft(qwen, texts(), autofit)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def rows_file(folder: Path, rows: Any) -> Path:
 )
 def test_a_script_of_trl_trains_with_the_commands_plan(
     workers: Workers,
-    tiny_qwen: Path,
+    qwen: Path,
     tiny_reward_model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -89,7 +89,7 @@ def test_a_script_of_trl_trains_with_the_commands_plan(
     monkeypatch.setattr(kind, "train", train)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(sys, "path", [*sys.path])  # which the scripts with rewards prepend to
-    given = ["--model_name_or_path", str(tiny_qwen), "--dataset_name", str(data), "--output_dir", str(tmp_path / "out")]
+    given = ["--model_name_or_path", str(qwen), "--dataset_name", str(data), "--output_dir", str(tmp_path / "out")]
     given += ["--use_cpu", "--max_steps", "2", "--report_to", "none", *words.split()]
     given += ["--reward_model_name_or_path", str(tiny_reward_model)] if METHODS[method].is_online else []
     monkeypatch.setattr(sys, "argv", [f"{method}.py", *given])
@@ -109,24 +109,24 @@ def test_a_script_of_trl_trains_with_the_commands_plan(
     check_same(plan, workers, method, *given)
 
 
-def test_a_search_by_the_class_is_the_commands(workers: Workers, tiny_qwen: Path, tmp_path: Path) -> None:
+def test_a_search_by_the_class_is_the_commands(workers: Workers, qwen: Path, tmp_path: Path) -> None:
     args = config(trl.SFTConfig, tmp_path, max_length=64)
     asked, autofit = args.to_dict(), AutoFit(effective_batch_size=8, gpu="80MiB", show=False)
-    trainer = autotrain_mem.SFTTrainer(str(tiny_qwen), args=args, train_dataset=texts(), autofit=autofit)
+    trainer = autotrain_mem.SFTTrainer(str(qwen), args=args, train_dataset=texts(), autofit=autofit)
     assert args.to_dict() == asked
     knobs, made = trainer.plan.knobs, trainer.args
     sizes = (made.per_device_train_batch_size, made.gradient_accumulation_steps, made.gradient_checkpointing)
     assert sizes == (knobs.per_device_train_batch_size, knobs.gradient_accumulation_steps, knobs.gradient_checkpointing)
-    words = ["--model", str(tiny_qwen), "--dataset", str(rows_file(tmp_path, texts())), "--max_length", "64"]
+    words = ["--model", str(qwen), "--dataset", str(rows_file(tmp_path, texts())), "--max_length", "64"]
     check_same(trainer.plan, workers, "sft", *words, "--effective_batch_size", "8", "--gpu", "80MiB")
 
 
-def test_ppo(workers: Workers, tiny_qwen: Path, tiny_reward_model: Path, tmp_path: Path) -> None:
+def test_ppo(workers: Workers, qwen: Path, tiny_reward_model: Path, tmp_path: Path) -> None:
     """TRL carries no script for it: one written after its documentation of the trainer."""
     pytest.importorskip("trl.experimental.ppo", reason="TRL 1.13 has no PPO")
     from trl.experimental.ppo import PPOConfig
 
-    tokenizer = AutoTokenizer.from_pretrained(tiny_qwen, padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(qwen, padding_side="left")
     rows = prompts().map(lambda row: {"input_ids": tokenizer(row["prompt"])["input_ids"]}, remove_columns="prompt")
     settings = {"response_length": 8, "num_ppo_epochs": 1, "num_sample_generations": 0, "total_episodes": 8}
     settings["local_rollout_forward_batch_size"] = 4
@@ -134,12 +134,12 @@ def test_ppo(workers: Workers, tiny_qwen: Path, tiny_reward_model: Path, tmp_pat
     trainer = autotrain_mem.PPOTrainer(
         args=args,
         processing_class=tokenizer,
-        **ppo_models(tiny_qwen, tiny_reward_model),
+        **ppo_models(qwen, tiny_reward_model),
         train_dataset=rows,
         eval_dataset=rows,
         autofit=AutoFit(gpu="80MiB", show=False),
     )
-    words = ["--model", str(tiny_qwen), "--dataset", str(rows_file(tmp_path, prompts())), "--gpu", "80MiB"]
+    words = ["--model", str(qwen), "--dataset", str(rows_file(tmp_path, prompts())), "--gpu", "80MiB"]
     words += ["--reward_model_path", str(tiny_reward_model), "--dtype", "float32", *SETTLED_FLAGS.split()]
     words += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     check_same(trainer.plan, workers, "ppo", *words)
@@ -149,12 +149,12 @@ def test_ppo(workers: Workers, tiny_qwen: Path, tiny_reward_model: Path, tmp_pat
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-def test_gkd_takes_student_and_teacher_by_their_names(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_gkd_takes_student_and_teacher_by_their_names(qwen: Path, tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "one two three"}, {"role": "assistant", "content": "four five"}]
-    tokenizer = AutoTokenizer.from_pretrained(tiny_qwen, padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(qwen, padding_side="left")
     data = {"train_dataset": Dataset.from_list([{"messages": turns}] * 8), "processing_class": tokenizer}
     args = config(GKDConfig, tmp_path, max_length=64, max_new_tokens=4, save_strategy="no", **SETTLED)
-    trainer = autotrain_mem.GKDTrainer(str(tiny_qwen), str(tiny_qwen), args=args, autofit=QUIET, **data)
+    trainer = autotrain_mem.GKDTrainer(str(qwen), str(qwen), args=args, autofit=QUIET, **data)
     assert (trainer.plan.method, trainer.plan.knobs.max_new_tokens) == ("gkd", 4)
     trainer.train()
     assert trainer.state.global_step == 1
@@ -196,7 +196,7 @@ def test_a_script_gives_the_model_by_its_name_and_the_images_are_as_small_as_it_
 
 
 @pytest.mark.parametrize("name", ["data_collator", "formatting_func"])
-def test_what_a_scripts_own_code_makes_of_images_is_refused(name: str, tiny_qwen: Path, tmp_path: Path) -> None:
+def test_what_a_scripts_own_code_makes_of_images_is_refused(name: str, qwen: Path, tmp_path: Path) -> None:
     call: dict[str, Any] = {"args": config(trl.SFTConfig, tmp_path), "train_dataset": pictures(), name: print}
     with pytest.raises(DatasetFormatError, match=f"holds images .images., but .* not with {name}"):
-        autotrain_mem.SFTTrainer(str(tiny_qwen), **call, autofit=QUIET)
+        autotrain_mem.SFTTrainer(str(qwen), **call, autofit=QUIET)

@@ -51,8 +51,8 @@ def written(folder: Path, *rows: dict[str, Any]) -> str:
     return str(path)
 
 
-def test_rows_prompts_and_answers_are_counted_as_trls_collator_makes_them(model_folder: Folder, tmp_path: Path) -> None:
-    model = model_folder("qwen2")
+def test_rows_prompts_and_answers_are_counted_as_trls_collator_makes_them(qwen: Path, tmp_path: Path) -> None:
+    model = qwen
     longer = {"messages": [ASKED, ANSWERED, {"role": "user", "content": "eight"}, {**ANSWERED, "content": "nine"}]}
     rows = [{"messages": [ASKED, {**ANSWERED, "content": "six seven " * 9}]}, longer]
     counted = profile(gkd_job(model, written(tmp_path, *rows)), str(tmp_path / "scratch"))
@@ -69,15 +69,15 @@ def test_rows_prompts_and_answers_are_counted_as_trls_collator_makes_them(model_
     DataCollatorForChatML(load_tokenizer(str(model)), max_length=counted.least_length)(rows)
 
 
-def test_rows_without_a_prompt_that_is_their_beginning_are_refused(model_folder: Folder, tmp_path: Path) -> None:
+def test_rows_without_a_prompt_that_is_their_beginning_are_refused(qwen: Path, tmp_path: Path) -> None:
     alone, text = {"messages": [ASKED]}, {"messages": [ASKED, ANSWERED], "prompt": "one two"}
     for row, why in ((alone, "1 of 1 conversations have a single message"), (text, "a column prompt with texts")):
         with pytest.raises(errors.DatasetError, match=why):
-            profile(gkd_job(model_folder("qwen2"), written(tmp_path, row)), str(tmp_path / "scratch"))
+            profile(gkd_job(qwen, written(tmp_path, row)), str(tmp_path / "scratch"))
 
 
-def test_a_prompt_that_is_a_conversation_becomes_the_text_that_trls_example_makes_of_it(model_folder: Folder) -> None:
-    tokenizer = load_tokenizer(str(model_folder("qwen2")))
+def test_a_prompt_that_is_a_conversation_becomes_the_text_that_trls_example_makes_of_it(qwen: Path) -> None:
+    tokenizer = load_tokenizer(str(qwen))
     rows = Dataset.from_list([{"messages": [ASKED, ANSWERED], "prompt": [ASKED]}])
     text = gkd._with_prompt_texts(rows, tokenizer)[0]["prompt"]
     assert tokenizer.apply_chat_template([ASKED, ANSWERED], tokenize=False).startswith(text)
@@ -141,9 +141,9 @@ def trained_on(job: Job, rows: Any, scratch: Path, max_length: int) -> Any:
 
 @pytest.mark.parametrize("method", EXPERIMENTAL)
 def test_rows_that_stay_longer_than_max_length_are_refused_and_auto_counts_them_whole(
-    method: str, model_folder: Folder, tmp_path: Path
+    method: str, qwen: Path, tmp_path: Path
 ) -> None:
-    model, data = model_folder("qwen2"), written(tmp_path, LONG_PROMPT, SHORT)
+    model, data = qwen, written(tmp_path, LONG_PROMPT, SHORT)
     whole = profile(job_of(method, model, data), str(tmp_path)).longest
     rows = Dataset.from_list([LONG_PROMPT, SHORT])
     made, shorter = (trained_on(job_of(method, model), rows, tmp_path, limit) for limit in (sys.maxsize, 12))

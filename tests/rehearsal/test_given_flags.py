@@ -92,9 +92,9 @@ def test_the_trainer_of_a_rehearsal_has_what_is_given(name: str, model_folder: F
 
 
 @pytest.mark.newest
-def test_noise_on_the_embeddings_is_in_the_trace_of_a_rehearsal(model_folder: Folder) -> None:
+def test_noise_on_the_embeddings_is_in_the_trace_of_a_rehearsal(qwen: Path) -> None:
     """``transformers/integrations/neftune.py`` draws it anew in each micro-step."""
-    folder = model_folder("qwen2")
+    folder = qwen
     plain, noisy = (rehearsed(case("sft", folder, given)) for given in ({}, {"neftune_noise_alpha": 5.0}))
     assert len(births(noisy)) > len(births(plain))
 
@@ -119,8 +119,8 @@ def test_training_on_a_cpu_fp16_becomes_bf16() -> None:
     assert on_host(given) == {"fp16": False, "bf16": True, "use_cpu": True, "dataloader_num_workers": 2}
 
 
-def test_the_reward_head_is_trained_with_the_adapter_and_saved(model_folder: Folder, tmp_path: Path) -> None:
-    trainer = made("reward", model_folder("qwen2"), tmp_path, use_peft=True)
+def test_the_reward_head_is_trained_with_the_adapter_and_saved(qwen: Path, tmp_path: Path) -> None:
+    trainer = made("reward", qwen, tmp_path, use_peft=True)
     trainer.train()
     head = trainer.model.base_model.model.score
     trained = head.modules_to_save["default"].weight
@@ -145,10 +145,10 @@ ALWAYS_CHUNKED = importlib.util.find_spec("trl.kernels") is not None
     ids=["as without them", "whole and eager", "packed"],
 )
 def test_the_loss_the_attention_and_the_rows_are_those_that_are_named(
-    given: dict[str, Any], whole_logits: bool, fused_attention: bool, packed: bool, model_folder: Folder, tmp_path: Path
+    given: dict[str, Any], whole_logits: bool, fused_attention: bool, packed: bool, qwen: Path, tmp_path: Path
 ) -> None:
     """A packed row is one whose documents each start at position zero; a chunked loss never calls the whole head."""
-    trainer = made("sft", model_folder("qwen2"), tmp_path, given, packing=packed)
+    trainer = made("sft", qwen, tmp_path, given, packing=packed)
     calls: list[dict[str, Any]] = []
     logits: list[torch.Tensor] = []
     trainer.model.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs), with_kwargs=True)

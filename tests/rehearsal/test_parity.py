@@ -165,11 +165,11 @@ def emptied_in(trace: Trace) -> list[Phase]:
     return [[phase for start, phase in trace.phase_starts if start <= index][-1] for index in at]
 
 
-def test_an_emptied_cache_is_in_the_trace_before_the_backward_pass(model_folder: Folder, tmp_path: Path) -> None:
+def test_an_emptied_cache_is_in_the_trace_before_the_backward_pass(qwen: Path, tmp_path: Path) -> None:
     """transformers empties in each micro-step of every n-th step (``torch_empty_cache_steps``); its evaluation is kept
     from it."""
     evaluates = {**EVALUATED, "eval_accumulation_steps": 1}
-    one = case("sft", model_folder("qwen2"), {"torch_empty_cache_steps": 1, **evaluates})
+    one = case("sft", qwen, {"torch_empty_cache_steps": 1, **evaluates})
     fake, (real, _) = rehearsed(one), trained(one, tmp_path)
     # Peaks are 8 bytes apart: on a CPU the losses that go to numpy stay where they are.
     assert not real_run.first_difference(fake, real, (Phase.SAVE,))
@@ -180,10 +180,10 @@ def test_an_emptied_cache_is_in_the_trace_before_the_backward_pass(model_folder:
     assert peaks(fake)["evaluate"] > 0
 
 
-def test_sampled_completions_carry_a_mask_even_of_a_single_prompt(model_folder: Folder, tmp_path: Path) -> None:
+def test_sampled_completions_carry_a_mask_even_of_a_single_prompt(qwen: Path, tmp_path: Path) -> None:
     """As nearly every real batch does: completions end at different tokens. The adapter is off twice, to compare."""
     of_one_prompt = {"per_device_train_batch_size": 4, "num_generations": 8}
-    one = case("grpo", model_folder("qwen2"), {"beta": 0.1, "num_iterations": 2}, **of_one_prompt, use_peft=True)
+    one = case("grpo", qwen, {"beta": 0.1, "num_iterations": 2}, **of_one_prompt, use_peft=True)
     trace, _, _ = assert_alike(one, tmp_path)
     forward = [size for phase, _, size, *_ in births(trace) if phase == Phase.FORWARD.value]
     assert forward.count(4 * LENGTH * LENGTH) >= 4, "a boolean mask for each row of each of four micro-batches"
@@ -233,8 +233,8 @@ KV_HEADS, HEAD_SIZE, MODEL_LAYERS = 2, 16, 2
 
 
 @pytest.mark.parametrize(("method", "mode"), [("grpo", "colocate"), ("rloo", "server")])
-def test_what_vllm_generated_is_trained_on_alike(method: str, mode: str, model_folder: Folder, tmp_path: Path) -> None:
-    one = case(method, model_folder("qwen2"), {"use_vllm": True, "vllm_mode": mode}, use_peft=True)
+def test_what_vllm_generated_is_trained_on_alike(method: str, mode: str, qwen: Path, tmp_path: Path) -> None:
+    one = case(method, qwen, {"use_vllm": True, "vllm_mode": mode}, use_peft=True)
     fake = rehearsed(one)
     with vllm_stand_in():
         real, _ = trained(one, tmp_path / "real")
@@ -242,9 +242,9 @@ def test_what_vllm_generated_is_trained_on_alike(method: str, mode: str, model_f
     assert {"generate", "score", "forward", "backward", "optimizer_step"} <= set(peaks(real))
 
 
-def test_a_step_with_a_reference_scores_generates_and_trains_in_this_order(model_folder: Folder) -> None:
+def test_a_step_with_a_reference_scores_generates_and_trains_in_this_order(qwen: Path) -> None:
     """The KV cache at the last step holds, per layer, keys and values of all tokens but the one that is being made."""
-    full = rehearsed(case("grpo", model_folder("qwen2"), {"beta": 0.1}))
+    full = rehearsed(case("grpo", qwen, {"beta": 0.1}))
     names = [block.module for block in full.blocks if block.owner is Owner.WEIGHTS]
     assert {"model.norm.weight", "ref_model.model.norm.weight"} <= {*names}
     scoring = {block.module for phase, _, block in full.walk() if phase is Phase.SCORE}
@@ -271,9 +271,9 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", [pytest.param("student", marks=pytest.mark.newest), *list(WAYS)[1:]])
-def test_every_way_allocates_what_was_rehearsed(name: str, model_folder: Folder, tmp_path: Path) -> None:
+def test_every_way_allocates_what_was_rehearsed(name: str, qwen: Path, tmp_path: Path) -> None:
     arguments, knobs = WAYS[name]
-    one = case("gkd", model_folder("qwen2"), arguments, **{"gradient_checkpointing": False, **knobs})
+    one = case("gkd", qwen, arguments, **{"gradient_checkpointing": False, **knobs})
     fake, *_ = assert_alike(one, tmp_path)
     generates = name != "data"
     assert (Phase.GENERATE in peaks(fake)) == generates
@@ -281,10 +281,10 @@ def test_every_way_allocates_what_was_rehearsed(name: str, model_folder: Folder,
 
 
 def test_an_answer_behind_a_long_prompt_takes_more_than_the_row_and_one_behind_a_short_prompt_does_not(
-    model_folder: Folder,
+    qwen: Path,
 ) -> None:
     """The row has 40 tokens; 12 behind a prompt of 39 are 51, and behind one of 10 they are 22."""
-    model = model_folder("qwen2")
+    model = qwen
 
     def of_tokens(prompt: int | None, **arguments: Any) -> int:
         one = case("gkd", model, arguments, gradient_checkpointing=False, max_new_tokens=12)
@@ -298,8 +298,8 @@ def test_an_answer_behind_a_long_prompt_takes_more_than_the_row_and_one_behind_a
 
 
 @pytest.mark.newest
-def test_a_reward_model_scores_beside_what_the_policy_keeps_for_backward(model_folder: Folder, tmp_path: Path) -> None:
-    folder = model_folder("qwen2")
+def test_a_reward_model_scores_beside_what_the_policy_keeps_for_backward(qwen: Path, tmp_path: Path) -> None:
+    folder = qwen
     arguments = {"reward_model_path": str(folder), "missing_eos_penalty": 1.0}
     fake, _, made = assert_alike(case("online_dpo", folder, arguments, gradient_checkpointing=False), tmp_path)
     assert made.ref_model is not None
@@ -309,8 +309,8 @@ def test_a_reward_model_scores_beside_what_the_policy_keeps_for_backward(model_f
     assert max(largest, key=lambda phase: largest[phase]) == Phase.SCORE
 
 
-def test_what_exceeds_max_length_is_sampled_whole_and_cut_before_the_loss(model_folder: Folder, tmp_path: Path) -> None:
-    one, whole_one = (case("online_dpo", model_folder("qwen2"), max_length=length) for length in (LENGTH // 2, LENGTH))
+def test_what_exceeds_max_length_is_sampled_whole_and_cut_before_the_loss(qwen: Path, tmp_path: Path) -> None:
+    one, whole_one = (case("online_dpo", qwen, max_length=length) for length in (LENGTH // 2, LENGTH))
     fake, _, _ = assert_alike(one, tmp_path)
     whole = rehearsed(whole_one)
     assert peaks(fake)[Phase.GENERATE] == peaks(whole)[Phase.GENERATE]

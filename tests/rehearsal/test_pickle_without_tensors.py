@@ -15,7 +15,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
-from real_run import Folder, births, first_difference, rehearsed_by, sft_trainer, trained_by, with_lora
+from real_run import births, first_difference, rehearsed_by, sft_trainer, trained_by, with_lora
 from tiny import tiny_config
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
@@ -105,8 +105,8 @@ MODELS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_model_is_the_same_in_all_but_its_values(kind: str, model_folder: Folder) -> None:
-    model = MODELS[kind](model_folder("qwen2"))
+def test_a_model_is_the_same_in_all_but_its_values(kind: str, qwen: Path) -> None:
+    model = MODELS[kind](qwen)
     model.hf_device_map = {"": 0}
     packed = pack(model)
     assert model.hf_device_map == {"": 0}
@@ -124,8 +124,8 @@ def test_a_model_is_the_same_in_all_but_its_values(kind: str, model_folder: Fold
     assert len({id(module.config) for module in fake.modules() if hasattr(module, "config")}) == 1
 
 
-def test_an_8bit_layer_that_has_run_still_holds_its_weight_once(model_folder: Folder) -> None:
-    model = quantized(model_folder("qwen2"), load_in_8bit=True)
+def test_an_8bit_layer_that_has_run_still_holds_its_weight_once(qwen: Path) -> None:
+    model = quantized(qwen, load_in_8bit=True)
     with torch.no_grad():
         model(torch.ones(1, 4, dtype=torch.int64))
     packed = pack(model)
@@ -215,7 +215,7 @@ BESIDE = """
 
 
 def test_what_a_script_defines_itself_arrives_with_what_it_uses(
-    model_folder: Folder, tmp_path: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+    qwen: Path, tmp_path: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The module beside the script is one that this process does not know."""
     script, packed = tmp_path / "train.py", tmp_path / "packed"
@@ -223,7 +223,7 @@ def test_what_a_script_defines_itself_arrives_with_what_it_uses(
     (tmp_path / "beside.py").write_text(textwrap.dedent(BESIDE))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with forge.commands(sys.modules[__name__]):
-        command = [sys.executable, str(script), str(model_folder("qwen2")), str(packed)]
+        command = [sys.executable, str(script), str(qwen), str(packed)]
         done = subprocess.run(command, env=environment, capture_output=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -283,8 +283,8 @@ CASES: dict[str, Callable[[Path, Path], Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_model_object_trains_as_it_was_rehearsed(case: str, model_folder: Folder, tmp_path: Path) -> None:
-    model = CASES[case](model_folder("qwen2"), tmp_path)
+def test_a_model_object_trains_as_it_was_rehearsed(case: str, qwen: Path, tmp_path: Path) -> None:
+    model = CASES[case](qwen, tmp_path)
     packed = pack(model)
     fake = rehearsed_by(lambda: sft_trainer(unpack(packed), tmp_path))
     real = trained_by(lambda: sft_trainer(model, tmp_path))

@@ -18,7 +18,7 @@ import pytest
 import torch
 import transformers
 import trl
-from real_run import SMALL, Folder, peaks, rehearsal_of
+from real_run import SMALL, peaks, rehearsal_of
 from tiny import tiny_config
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -43,8 +43,8 @@ TOKEN_ID_BYTES = 8
 
 
 @pytest.fixture(scope="module")
-def folder(model_folder: Folder) -> Path:
-    return model_folder("qwen2")
+def folder(qwen: Path) -> Path:
+    return qwen
 
 
 def some_knobs(**changes: Any) -> Knobs:

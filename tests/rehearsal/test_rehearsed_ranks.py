@@ -57,8 +57,8 @@ def ranked(method: str, folder: Path, **knobs: object) -> Case:
 
 
 @pytest.mark.parametrize(("method", "knobs"), RANKS)
-def test_a_rehearsed_rank_is_real(method: str, knobs: dict[str, object], model_folder: Folder, tmp_path: Path) -> None:
-    one = ranked(method, model_folder("qwen2"), **knobs)
+def test_a_rehearsed_rank_is_real(method: str, knobs: dict[str, object], qwen: Path, tmp_path: Path) -> None:
+    one = ranked(method, qwen, **knobs)
     real, *_ = trained_by_ranks(one, tmp_path)
     fake = rehearsed(one)
     real_run.assert_births_in_order(fake, real, SMALL)
@@ -77,9 +77,9 @@ def test_only_the_trained_model_waits_on_the_host_for_its_shards() -> None:
             assert peak(recorder.trace(), Owner.WEIGHTS) == size_bytes
 
 
-def test_a_shard_is_its_part_of_weights_and_state(model_folder: Folder) -> None:
+def test_a_shard_is_its_part_of_weights_and_state(qwen: Path) -> None:
     sets = ({"processes": 1, "sharding": None}, {"processes": 4, "sharding": "fsdp2"})
-    alone, of_four = (rehearsed(ranked("sft", model_folder("qwen2"), **each)) for each in sets)
+    alone, of_four = (rehearsed(ranked("sft", qwen, **each)) for each in sets)
     for owner in (Owner.WEIGHTS, Owner.OPTIMIZER_STATE):
         whole, part = (max(peaks(trace, owner).values()) for trace in (alone, of_four))
         assert part == pytest.approx(whole / 4, rel=0.02)
@@ -88,8 +88,8 @@ def test_a_shard_is_its_part_of_weights_and_state(model_folder: Folder) -> None:
     assert Kind.COLLECTIVE not in {work.kind for work in alone.work.work}
 
 
-def test_a_stage_of_zero_divides_what_it_says(model_folder: Folder) -> None:
-    folder = model_folder("qwen2")
+def test_a_stage_of_zero_divides_what_it_says(qwen: Path) -> None:
+    folder = qwen
     stages = {
         stage: rehearsed(ranked("sft", folder, gradient_accumulation_steps=1, sharding=f"zero{stage}"))
         for stage in (1, 2, 3)
@@ -103,8 +103,8 @@ def test_a_stage_of_zero_divides_what_it_says(model_folder: Folder) -> None:
     assert held[3] < 0.6 * held[2]
 
 
-def test_what_zero_offloads_is_not_on_the_device(model_folder: Folder) -> None:
-    trace = rehearsed(ranked("sft", model_folder("qwen2"), sharding="zero2", offload_optimizer_device="cpu"))
+def test_what_zero_offloads_is_not_on_the_device(qwen: Path) -> None:
+    trace = rehearsed(ranked("sft", qwen, sharding="zero2", offload_optimizer_device="cpu"))
     assert not [block for block in trace.blocks if block.owner is Owner.OPTIMIZER_STATE and block.size_bytes > SMALL]
     assert trace.trained is not None
     shard = trace.trained.parameters / 2
@@ -112,8 +112,8 @@ def test_what_zero_offloads_is_not_on_the_device(model_folder: Folder) -> None:
     assert trace.pinned_host_bytes >= (4 + 4 + 4) * shard, "the weights, gradients to step with, those added up"
 
 
-def test_shared_tokens_are_a_part_of_the_work_and_go_around(model_folder: Folder) -> None:
-    ways = {size: ranked("sft", model_folder("qwen2"), processes=4, sharding="fsdp2", cp_size=size) for size in (1, 4)}
+def test_shared_tokens_are_a_part_of_the_work_and_go_around(qwen: Path) -> None:
+    ways = {size: ranked("sft", qwen, processes=4, sharding="fsdp2", cp_size=size) for size in (1, 4)}
     works = {size: rehearsed(one).work.work for size, one in ways.items()}
     flops = {
         kind: [sum(each.flops * each.count for each in work if each.kind is kind) for work in works.values()]
@@ -129,10 +129,8 @@ def test_shared_tokens_are_a_part_of_the_work_and_go_around(model_folder: Folder
     assert not sent[1]
 
 
-def test_rows_made_for_one_process_are_those_made_for_all(
-    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = ranked("grpo", model_folder("qwen2"), processes=3, sharding="ddp", gradient_accumulation_steps=1)
+def test_rows_made_for_one_process_are_those_made_for_all(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = ranked("grpo", qwen, processes=3, sharding="ddp", gradient_accumulation_steps=1)
     made = rehearsed(one)
     monkeypatch.setattr(rehearse, "PROCESSES_WITH_ROWS", 1)
     monkeypatch.setattr(real_run, "_TRACES", {})
@@ -151,8 +149,8 @@ def test_parts_made_when_asked_for_are_those_of_torch(rows: int) -> None:
         assert ours[at].shape == part.shape
 
 
-def test_an_optimizer_that_holds_other_parameters_is_no_prediction(model_folder: Folder) -> None:
-    one = ranked("sft", model_folder("qwen2"), sharding="fsdp2", gradient_accumulation_steps=1)
+def test_an_optimizer_that_holds_other_parameters_is_no_prediction(qwen: Path) -> None:
+    one = ranked("sft", qwen, sharding="fsdp2", gradient_accumulation_steps=1)
     with (
         patch.object(accelerator, "fsdp2_switch_optimizer_parameters", lambda *_: None),
         pytest.raises(RehearsalError, match="the optimizer does not hold"),
@@ -263,13 +261,13 @@ def test_the_first_completion_has_full_length_and_the_others_a_token_less(mode: 
     assert {type(value) for row in logprobs for (value,) in row} == {float}
 
 
-def test_an_engine_is_awake_from_its_weights_to_its_last_token(model_folder: Folder) -> None:
+def test_an_engine_is_awake_from_its_weights_to_its_last_token(qwen: Path) -> None:
     """TRL empties torch's cache before it wakes it, and vLLM as it falls asleep; nothing is trained between."""
     given = {"use_vllm": True, "vllm_enable_sleep_mode": True}
-    run = rehearsed(case("grpo", model_folder("qwen2"), given))
+    run = rehearsed(case("grpo", qwen, given))
     awake = [*run.awake()]
     assert len(awake) >= 2
-    assert not [*rehearsed(case("grpo", model_folder("qwen2"), {"use_vllm": True})).awake()]
+    assert not [*rehearsed(case("grpo", qwen, {"use_vllm": True})).awake()]
     for span in awake:
         assert run.events[span.start - 1] == run.events[span.stop] == CACHE_EMPTIED
         entered = {phase for index, phase in run.phase_starts if span.start < index <= span.stop}
@@ -302,9 +300,9 @@ MODES = [
 
 @pytest.mark.parametrize(("given", "knobs"), MODES)
 def test_weights_are_gathered_for_vllm_as_by_real_ranks(
-    given: dict[str, Any], knobs: dict[str, Any], model_folder: Folder, tmp_path: Path
+    given: dict[str, Any], knobs: dict[str, Any], qwen: Path, tmp_path: Path
 ) -> None:
-    one = case("grpo", model_folder("qwen2"), {"use_vllm": True, **given}, processes=2, **knobs)
+    one = case("grpo", qwen, {"use_vllm": True, **given}, processes=2, **knobs)
     fake = rehearsed(one)
     with vllm_stand_in():
         real, *_ = trained_by_ranks(one, tmp_path)

@@ -324,9 +324,9 @@ def test_images_that_leave_no_room_for_a_word_are_refused(vision_folder: Folder)
         rehearsed(pictured("sft", vision_folder("gemma3"), max_pixels=1000))
 
 
-def test_a_model_whose_images_are_not_rehearsed_is_named(model_folder: Folder) -> None:
+def test_a_model_whose_images_are_not_rehearsed_is_named(qwen: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="cannot be rehearsed for qwen2 models"):
-        rehearsed(pictured("sft", model_folder("qwen2")))
+        rehearsed(pictured("sft", qwen))
 
 
 def traced(one: Any, folder: Path, *, whole: bool = False) -> Trace:

@@ -29,9 +29,9 @@ def test_two_runs_are_equal_and_a_change_is_named(script: Callable[[str], Script
 
 @pytest.mark.slow
 def test_a_command_is_kept_with_its_traces_and_is_the_same_again(
-    tmp_path: pathlib.Path, forge: Forge, model_folder: Callable[[str], pathlib.Path]
+    tmp_path: pathlib.Path, forge: Forge, qwen: pathlib.Path
 ) -> None:
-    line = f"estimate sft --model {model_folder('qwen2')} --max_length 32 --gpu l40s"
+    line = f"estimate sft --model {qwen} --max_length 32 --gpu l40s"
     with forge.children(), warm(tmp_path):
         first, again, refused = printed(line), printed(line), printed(f"{line} --max_lenght 5")
     assert first["json"]["required_bytes"] > 0

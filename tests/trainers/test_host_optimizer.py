@@ -155,9 +155,9 @@ def trainer(model: Path, output_dir: Path, **arguments: Any) -> Any:
 
 @pytest.mark.parametrize("precise", [{}, {"fp16": True}, {"fp16": True, "max_grad_norm": 0.0}])
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adagrad"])
-def test_a_trainer_trains_the_same_weights_with_it(optim: str, precise: Any, model: Path, tmp_path: Path) -> None:
+def test_a_trainer_trains_the_same_weights_with_it(optim: str, precise: Any, qwen: Path, tmp_path: Path) -> None:
     with fp16_on_cpu():  # 2**16, the scaler's first scale, overflows float16: it skips a step
-        ours, theirs = (trainer(model, tmp_path, optim=optim, max_steps=3, **precise) for _ in range(2))
+        ours, theirs = (trainer(qwen, tmp_path, optim=optim, max_steps=3, **precise) for _ in range(2))
         offload_to_host(ours)
         ours.train()
         theirs.train()
@@ -174,9 +174,9 @@ REFUSED: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_does_not_go_with_it_is_refused_by_its_flag(words: str, model: Path, tmp_path: Path) -> None:
+def test_what_does_not_go_with_it_is_refused_by_its_flag(words: str, qwen: Path, tmp_path: Path) -> None:
     arguments, change = REFUSED[words]
-    refused = trainer(model, tmp_path, **arguments)
+    refused = trainer(qwen, tmp_path, **arguments)
     change(refused)
     with pytest.raises(UsageError, match=words):
         offload_to_host(refused)

@@ -2,7 +2,6 @@
 
 import importlib
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,17 +11,16 @@ from autotrain_mem.trainers.online_dpo_trainer import OnlineDPOTrainer
 from tests.training.tiny_trainers import trainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.newest]
-Folder = Callable[[str], pathlib.Path]
 
 
 def trls() -> Any:
     return importlib.import_module("trl.experimental.online_dpo")
 
 
-def test_one_micro_batch_a_step_trains_as_trls_own_to_the_bit(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+def test_one_micro_batch_a_step_trains_as_trls_own_to_the_bit(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
     logs, weights = [], []
     for kind in (trls().OnlineDPOTrainer, OnlineDPOTrainer):
-        made = trainer("online_dpo", model_folder("qwen2"), tmp_path, kind=kind)
+        made = trainer("online_dpo", qwen, tmp_path, kind=kind)
         made.train()
         logs.append([entry for entry in made.state.log_history if "loss" in entry])
         weights.append([value.detach().clone() for value in made.model.state_dict().values()])
@@ -43,9 +41,9 @@ def gradient(kind: Any, folder: pathlib.Path, out: pathlib.Path, micro_steps: in
     return torch.cat([value.grad.flatten() for value in made.model.parameters()]), told
 
 
-def test_gradients_of_micro_batches_are_a_mean_trls_are_a_sum(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+def test_gradients_of_micro_batches_are_a_mean_trls_are_a_sum(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Where TRL divides by itself one day, the last line fails, and our division has to go."""
-    folder = model_folder("qwen2")
+    folder = qwen
     one, loss = gradient(OnlineDPOTrainer, folder, tmp_path, 1)
     two, loss_of_two = gradient(OnlineDPOTrainer, folder, tmp_path, 2)
     torch.testing.assert_close(two, one)

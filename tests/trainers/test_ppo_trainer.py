@@ -38,11 +38,11 @@ LIBRARIES_LACK = ("deepspeed", "fsdp")
 
 
 @pytest.fixture
-def build(model: Path, tmp_path: Path) -> Build:
+def build(qwen: Path, tmp_path: Path) -> Build:
     def build(dataset: Any = None, options: dict[str, Any] | None = None, **changes: Any) -> Any:
         args = config(tmp_path, **{name: changes[name] for name in changes if name not in LIBRARIES_LACK})
         vars(args).update(changes if changes.keys() & LIBRARIES_LACK else {})
-        return trainer(model, args, **{"dataset": dataset, **(options or {})})
+        return trainer(qwen, args, **{"dataset": dataset, **(options or {})})
 
     return build
 
@@ -77,10 +77,10 @@ def test_precision_is_the_configs_each_time(asked: torch.dtype, build: Build, mo
     assert seen == {name: {asked} for name in seen}
 
 
-def test_a_4_bit_policy_trains_in_mixed_precision(model: Path, build: Build) -> None:
+def test_a_4_bit_policy_trains_in_mixed_precision(qwen: Path, build: Build) -> None:
     """TRL casts its head to bf16 and its norms to fp32: they only meet under autocast, in the rollout as well."""
     quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
-    policy = AutoModelForCausalLM.from_pretrained(model, quantization_config=quantized)
+    policy = AutoModelForCausalLM.from_pretrained(qwen, quantization_config=quantized)
     built = build(options={"use_lora": True, "model": policy}, bf16=True, gradient_checkpointing=True)
     before = weights(built)
     built.train()
@@ -135,16 +135,16 @@ def test_gradients_are_accumulated_over_the_last_prompts_too(build: Build) -> No
     assert len(steps) == 2
 
 
-def test_max_steps_and_total_episodes_bound_updates_and_schedule(model: Path, tmp_path: Path) -> None:
+def test_max_steps_and_total_episodes_bound_updates_and_schedule(qwen: Path, tmp_path: Path) -> None:
     args = config(tmp_path, max_steps=2, learning_rate=1e-2, lr_scheduler_type="linear")
-    built = trainer(model, args)
+    built = trainer(qwen, args)
     built.train()
     assert args.total_episodes is None  # the caller's arguments can build the next trainer
     assert built.state.global_step == built.state.max_steps == 2
     assert logged(built, "lr") == pytest.approx([1e-2, 0.5e-2])
 
     for max_steps, episodes, updates in ((1, 3 * ROLLOUT, 1), (9, 2 * ROLLOUT, 2)):
-        smaller = trainer(model, config(tmp_path, max_steps=max_steps, total_episodes=episodes))
+        smaller = trainer(qwen, config(tmp_path, max_steps=max_steps, total_episodes=episodes))
         assert smaller.args.num_total_batches == updates, "the smaller of max_steps and total_episodes counts"
 
 
@@ -245,10 +245,10 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], Any]] = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_would_do_something_else_than_it_says_is_refused(words: str, model: Path, build: Build) -> None:
+def test_what_would_do_something_else_than_it_says_is_refused(words: str, qwen: Path, build: Build) -> None:
     error, changes, options = REFUSED[words]
     with pytest.raises(error, match=words):
-        build(options=options and options(model), **changes)
+        build(options=options and options(qwen), **changes)
 
 
 def same_weights(one: Any, other: Any) -> bool:
@@ -267,7 +267,7 @@ def run(model: Path, folder: Path, *, steps: int = 4, resume: Any = None, **opti
 
 @pytest.mark.parametrize("use_lora", [False, True])
 def test_a_run_that_goes_on_with_its_newest_whole_checkpoint_ends_where_an_unbroken_one_does_and_saves_both_models(
-    use_lora: bool, model: Path, tmp_path: Path
+    use_lora: bool, qwen: Path, tmp_path: Path
 ) -> None:
     """Within the second pass over the data; and by name, with LoRA, as that begins."""
     options = {
@@ -276,11 +276,11 @@ def test_a_run_that_goes_on_with_its_newest_whole_checkpoint_ends_where_an_unbro
         "eval_dataset": prompts(8),  # samples are shown after steps 1 and 3, which must not move the generators
         "num_sample_generations": 2,
     }
-    straight = run(model, tmp_path, **options)
+    straight = run(qwen, tmp_path, **options)
     torch.save(torch.get_rng_state(), tmp_path / "rng.pt")
     (tmp_path / "checkpoint-4" / "trainer_state.json").unlink()  # as if killed while it was written
     resume = str(tmp_path / "checkpoint-2") if use_lora else True
-    resumed = run(model, tmp_path, resume=resume, save_total_limit=1, **options)
+    resumed = run(qwen, tmp_path, resume=resume, save_total_limit=1, **options)
     assert same_weights(straight, resumed)
     for name in ("objective/scores", "objective/kl", "lr", "episode", "grad_norm", "loss"):
         assert logged(straight, name) == logged(resumed, name), name
@@ -301,8 +301,8 @@ def test_a_run_that_goes_on_with_its_newest_whole_checkpoint_ends_where_an_unbro
             assert torch.equal(policy[name], trained[f"policy.{name}"])
 
 
-def test_prompts_come_from_the_beginning_where_none_are_to_be_left_out(model: Path, tmp_path: Path) -> None:
-    built = trainer(model, config(tmp_path, max_steps=3))
+def test_prompts_come_from_the_beginning_where_none_are_to_be_left_out(qwen: Path, tmp_path: Path) -> None:
+    built = trainer(qwen, config(tmp_path, max_steps=3))
     built.state.max_steps = 3
 
     def first(*, done: int, ignore_data_skip: bool) -> Any:
@@ -314,14 +314,14 @@ def test_prompts_come_from_the_beginning_where_none_are_to_be_left_out(model: Pa
     assert first(done=2, ignore_data_skip=False) != beginning
 
 
-def test_a_run_that_is_done_trains_no_further_and_another_batch_size_is_refused(model: Path, tmp_path: Path) -> None:
-    done = run(model, tmp_path, steps=1)
-    again = run(model, tmp_path, steps=1, resume=True)
+def test_a_run_that_is_done_trains_no_further_and_another_batch_size_is_refused(qwen: Path, tmp_path: Path) -> None:
+    done = run(qwen, tmp_path, steps=1)
+    again = run(qwen, tmp_path, steps=1, resume=True)
     assert again.state.global_step == 1
     assert same_weights(again, done)
     args = config(tmp_path, max_steps=8, per_device_train_batch_size=1)
     with pytest.raises(TrainingError, match="an update takes 2 now"):
-        trainer(model, args).train(resume_from_checkpoint=True)
+        trainer(qwen, args).train(resume_from_checkpoint=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -335,28 +335,28 @@ def test_weights_that_are_saved_under_other_names_load(dtype: torch.dtype, tmp_p
         assert torch.equal(held[name], value), name  # in the parameters that an optimizer holds
 
 
-def test_what_is_no_checkpoint_of_this_trainer_or_of_another_adapter_is_named(model: Path, tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_of_this_trainer_or_of_another_adapter_is_named(qwen: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.OutputFolderError, match="holds no checkpoint"):
-        run(model, tmp_path, resume=True)
+        run(qwen, tmp_path, resume=True)
     (tmp_path / "checkpoint-1").mkdir()
     (tmp_path / "checkpoint-1" / "trainer_state.json").write_text("{}")  # as TRL's own PPOTrainer leaves one
     with pytest.raises(TrainingError, match=r"lacks optimizer\.pt, scheduler\.pt, value_model"):
-        run(model, tmp_path, resume=True)
-    run(model, tmp_path / "lora", steps=1, use_lora=True)
+        run(qwen, tmp_path, resume=True)
+    run(qwen, tmp_path / "lora", steps=1, use_lora=True)
     other = LoraConfig(r=4, target_modules=["k_proj"], task_type="CAUSAL_LM")
     with pytest.raises(TrainingError, match="are not those of this model"):
-        run(model, tmp_path / "lora", use_lora=True, peft_config=other, resume=True)
+        run(qwen, tmp_path / "lora", use_lora=True, peft_config=other, resume=True)
 
 
 SCRIPT = Path(__file__).with_name("ppo_script.py")
 
 
 @pytest.fixture(scope="module")
-def ran(model: Path, forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def ran(qwen: Path, forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """(the folder that the processes wrote to, what each of them found)."""
     folder = tmp_path_factory.mktemp("ddp")
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", SCRIPT.parent)))
-    forge.two_ranks([SCRIPT, model, folder], folder / "log", PYTHONPATH=path)
+    forge.two_ranks([SCRIPT, qwen, folder], folder / "log", PYTHONPATH=path)
     return folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -23,19 +23,18 @@ from autotrain_mem.trainers import script_call
 from autotrain_mem.trainers.script_call import Call
 from autotrain_mem.types import Job, PythonCall
 
-Folder = Callable[[str], pathlib.Path]
 Make = Callable[..., Job]
 
 
 @pytest.fixture
-def make_job(model_folder: Folder, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make_job(qwen: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """``make_job(train_dataset=..., arguments={...})``: a job from Python with these keywords of TRL's trainer."""
     monkeypatch.setattr(sys, "path", list(sys.path))
 
     def made(*, method: str = "sft", arguments: dict[str, Any] | None = None, **keywords: Any) -> Job:
         folder = tmp_path / f"call{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        model = str(model_folder("qwen2"))
+        model = str(qwen)
         every = {"model": model, **keywords}
         path = script_call.write(Call(trainer=object, args=(), kwargs=every, keywords=every), folder)
         facts = PythonCall(path=path, holds_model=False, holds_rows=True, digest="")
@@ -155,7 +154,7 @@ def test_a_full_disk_is_told_with_the_folder_and_the_cure(tmp_path: pathlib.Path
     assert "TMPDIR a folder on another disk" in raised.value.hint
 
 
-def test_a_model_without_a_name_needs_its_tokenizer(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+def test_a_model_without_a_name_needs_its_tokenizer(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
     model = smallest_model()
     model.config._name_or_path = ""
     keywords = {"model": model}
@@ -163,5 +162,5 @@ def test_a_model_without_a_name_needs_its_tokenizer(model_folder: Folder, tmp_pa
     with pytest.raises(UsageError, match="processing_class is not given"):
         script_call.write(call, tmp_path)
     assert list(tmp_path.iterdir()) == []
-    keywords["processing_class"] = load_tokenizer(str(model_folder("qwen2")))
+    keywords["processing_class"] = load_tokenizer(str(qwen))
     assert script_call.write(call, tmp_path)

@@ -78,9 +78,9 @@ def test_the_model_is_that_which_has_weights(family: str, given: dict[str, Any],
     assert all(isinstance(tensor, FakeTensor) for tensor in (*made.parameters(), *made.buffers()))
 
 
-def test_a_config_without_dtype_takes_the_checkpoints(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+def test_a_config_without_dtype_takes_the_checkpoints(qwen: pathlib.Path, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "half"
-    AutoModelForCausalLM.from_pretrained(model_folder("qwen2"), dtype=torch.bfloat16).save_pretrained(path)
+    AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.bfloat16).save_pretrained(path)
     bare(path, path, dtype=None)
     assert fake(AutoModelForCausalLM, path).dtype is torch.bfloat16
     (path / WEIGHTS).unlink()
@@ -90,19 +90,19 @@ def test_a_config_without_dtype_takes_the_checkpoints(model_folder: Folder, tmp_
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("attribute", ["_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"])
 def test_what_an_architecture_keeps_in_float32_stays_so(
-    attribute: str, dtype: torch.dtype, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+    attribute: str, dtype: torch.dtype, qwen: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Qwen2ForCausalLM, attribute, ["down_proj"])
-    real = Qwen2ForCausalLM.from_pretrained(model_folder("qwen2"), dtype=dtype)
-    assert tensors(fake(Qwen2ForCausalLM, model_folder("qwen2"), dtype=dtype)) == tensors(real)
+    real = Qwen2ForCausalLM.from_pretrained(qwen, dtype=dtype)
+    assert tensors(fake(Qwen2ForCausalLM, qwen, dtype=dtype)) == tensors(real)
 
 
-def test_tied_embeddings_are_one_parameter_on_no_real_device(model_folder: Folder) -> None:
-    made = fake(AutoModelForCausalLM, model_folder("qwen2"), device_map="auto")
+def test_tied_embeddings_are_one_parameter_on_no_real_device(qwen: pathlib.Path) -> None:
+    made = fake(AutoModelForCausalLM, qwen, device_map="auto")
     assert made.lm_head.weight is made.model.embed_tokens.weight
     assert not hasattr(made, "hf_device_map"), "no map is made for the machine that rehearses"
     with without_weights():
-        made = AutoModelForCausalLM.from_pretrained(model_folder("qwen2"))
+        made = AutoModelForCausalLM.from_pretrained(qwen)
     assert {tensor.device.type for tensor in made.parameters()} == {"meta"}, "without a fake mode"
 
 
@@ -116,11 +116,11 @@ class OwnModel(Qwen2ForCausalLM):
 
 
 def test_a_model_that_brings_its_own_code_is_made_alike(
-    model_folder: Folder, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    qwen: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
-    path = bare(model_folder("qwen2"), tmp_path / "own", auto_map=names, model_type="its_own")
+    path = bare(qwen, tmp_path / "own", auto_map=names, model_type="its_own")
     (tmp_path / "own" / "own.py").write_text(REMOTE)
     made = fake(AutoModelForCausalLM, path, trust_remote_code=True)
     assert type(made).__name__ == "OwnModel"
@@ -128,22 +128,22 @@ def test_a_model_that_brings_its_own_code_is_made_alike(
 
 
 def test_no_head_attention_that_is_not_installed_and_an_adapter_beside_its_base_are_refused(
-    model_folder: Folder, tmp_path: pathlib.Path
+    qwen: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     with pytest.raises(UnsupportedModelError, match="no output head"):
-        fake(Qwen2Model, model_folder("qwen2"))
+        fake(Qwen2Model, qwen)
     with pytest.raises(UnsupportedModelError, match="attn") as caught:
-        fake(AutoModelForCausalLM, model_folder("qwen2"), attn_implementation="no_such_attention")
+        fake(AutoModelForCausalLM, qwen, attn_implementation="no_such_attention")
     assert "--attn_implementation" in caught.value.hint
-    path = pathlib.Path(bare(model_folder("qwen2"), tmp_path / "adapted"))
+    path = pathlib.Path(bare(qwen, tmp_path / "adapted"))
     (path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "x/y"}')
     with pytest.raises(UnsupportedModelError, match="LoRA adapter"):
         fake(AutoModelForCausalLM, path)
 
 
-def test_neither_adapters_nor_defaults_need_the_network(model_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_adapters_nor_defaults_need_the_network(qwen: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a config that the caller gives is at hand here: everything else would have to be asked for."""
-    config = transformers.AutoConfig.from_pretrained(model_folder("qwen2"))
+    config = transformers.AutoConfig.from_pretrained(qwen)
     asked: list[str] = []
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.utils._http, "get_session", lambda: asked.append("session"))

@@ -158,8 +158,8 @@ def test_a_second_worker_needs_a_core_and_memory(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def job(model_folder: Callable[[str], pathlib.Path]) -> Job:
-    return Job(method="sft", model=str(model_folder("qwen2")), dataset=None)
+def job(qwen: pathlib.Path) -> Job:
+    return Job(method="sft", model=str(qwen), dataset=None)
 
 
 def context_length(job: Job) -> Callable[[Worker], int | None]:

@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from real_run import Folder, case, peak, rehearsed
+from real_run import case, peak, rehearsed
 from trl.models import activation_offloading
 
 from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
@@ -27,16 +28,16 @@ def copied(trace: Trace, kind: Kind) -> dict[Phase, int]:
     return found
 
 
-def test_what_leaves_the_device_in_a_forward_comes_back_in_the_backward(model_folder: Folder) -> None:
-    trace = rehearsed(case("sft", model_folder("qwen2"), activation_offloading=True, gradient_checkpointing=False))
+def test_what_leaves_the_device_in_a_forward_comes_back_in_the_backward(qwen: Path) -> None:
+    trace = rehearsed(case("sft", qwen, activation_offloading=True, gradient_checkpointing=False))
     gone, back = (copied(trace, Kind.OVERLAPPED_COPY)[phase] for phase in (Phase.FORWARD, Phase.BACKWARD))
     # TRL keeps the last tensors until their copy is done, and may use them before.
     assert 0.9 * gone < back <= gone
 
 
-def test_the_optimizer_on_the_host_gets_gradients_gives_weights_and_keeps_its_state(model_folder: Folder) -> None:
+def test_the_optimizer_on_the_host_gets_gradients_gives_weights_and_keeps_its_state(qwen: Path) -> None:
     ways = [{"optimizer_offload": True}, {}, {"optimizer_offload": True, "optim": "adamw_torch", "fp16": True}]
-    on_host, on_device, plain = (rehearsed(case("sft", model_folder("qwen2"), **way)) for way in ways)
+    on_host, on_device, plain = (rehearsed(case("sft", qwen, **way)) for way in ways)
     gradients = {block.module: block.size_bytes for block in on_host.blocks if block.owner is Owner.GRADIENTS}
     weights = sum(gradients.values())
     assert copied(on_host, Kind.COPY) == {Phase.OPTIMIZER_STEP: 2 * weights}

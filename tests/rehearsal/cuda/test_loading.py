@@ -129,19 +129,19 @@ def test_a_rehearsed_load_is_a_real_one(family: str, kind: str, model_folder: Fo
     assert fake.blocks == real.blocks
 
 
-def test_only_a_quantizer_asks_for_a_map_of_devices_of_its_own(model_folder: Folder) -> None:
+def test_only_a_quantizer_asks_for_a_map_of_devices_of_its_own(qwen: Path) -> None:
     """GRPO's reward models are loaded without one, and moved by the trainer later."""
-    assert not loaded(model_folder("qwen2"), device_map=None).events
-    asked, unasked = (loaded(model_folder("qwen2"), "fp4", device_map=given) for given in ("auto", None))
+    assert not loaded(qwen, device_map=None).events
+    asked, unasked = (loaded(qwen, "fp4", device_map=given) for given in ("auto", None))
     assert unasked.blocks[1:] == asked.blocks[1:]
     assert [unasked.blocks[0].module, asked.blocks[0].module] == [WARM_UP, ASKED_FREE]
 
 
-def test_trl_loads_onto_the_device_unless_the_training_is_distributed(model_folder: Folder) -> None:
+def test_trl_loads_onto_the_device_unless_the_training_is_distributed(qwen: Path) -> None:
     for arguments, is_on_device in (({}, True), ({"device_map": None}, False)):
         recorder = Recorder()
         with cuda_loading(recorder):
-            model = create_model_from_path(str(model_folder("qwen2")), **arguments)
+            model = create_model_from_path(str(qwen), **arguments)
         assert bool(recorder.trace().events) is is_on_device
         assert not hasattr(model, "hf_device_map"), "there is no device here"
 
@@ -157,14 +157,14 @@ SOURCE = OUT * IN * 2
 
 
 @pytest.mark.parametrize("kind", ["nf4-nested", "fp4"])
-def test_a_4_bit_weight_costs_what_bitsandbytes_makes_of_it(kind: str, model_folder: Folder) -> None:
+def test_a_4_bit_weight_costs_what_bitsandbytes_makes_of_it(kind: str, qwen: Path) -> None:
     nested = kind == "nf4-nested"
     with Recorder().recording() as recorder:
         source = torch.ones(OUT, IN, dtype=torch.bfloat16)
         made = functional.quantize_4bit(source, compress_statistics=nested, quant_type=kind[:3])
         del source
     large = [block.size_bytes for block in recorder.trace().blocks if block.size_bytes >= 64]
-    ours = of_weight(loaded(model_folder("qwen2"), kind), WEIGHT)
+    ours = of_weight(loaded(qwen, kind), WEIGHT)
     table, codes = 1024, Counter([64, 64, 64, 64])  # kept by bitsandbytes for the process; made on the host
     born = Counter(size for sign, size in ours if sign > 0 and size >= 64)
     assert not born - Counter(large)
@@ -173,9 +173,9 @@ def test_a_4_bit_weight_costs_what_bitsandbytes_makes_of_it(kind: str, model_fol
 
 
 @pytest.mark.parametrize(("kind", "passing"), [("nf4-nested", [SOURCE, 768, 768]), ("int8", [SOURCE, SOURCE])])
-def test_a_weight_arrives_whole_and_dies_quantized(kind: str, passing: list[int], model_folder: Folder) -> None:
+def test_a_weight_arrives_whole_and_dies_quantized(kind: str, passing: list[int], qwen: Path) -> None:
     """768 bytes: a float32 scale for each 64 of 64 x 192. In 8 bits there is a copy in float16."""
-    events = of_weight(loaded(model_folder("qwen2"), kind), WEIGHT)
+    events = of_weight(loaded(qwen, kind), WEIGHT)
     assert events[0] == (1, SOURCE)
     assert events[-1] == (-1, SOURCE)
     assert sorted(size for sign, size in events if sign < 0) == sorted(passing)
@@ -191,8 +191,8 @@ def load_of(trace: Trace) -> list[tuple[int, int, str]]:
     return [(sign, block.size_bytes, block.module) for phase, sign, block in trace.walk() if phase is Phase.LOAD]
 
 
-def test_an_adapter_is_born_after_the_weights_in_their_dtype_and_is_then_made_float32(model_folder: Folder) -> None:
-    trace = rehearsed(case("sft", model_folder("qwen2"), use_peft=True, dtype="bfloat16"))
+def test_an_adapter_is_born_after_the_weights_in_their_dtype_and_is_then_made_float32(qwen: Path) -> None:
+    trace = rehearsed(case("sft", qwen, use_peft=True, dtype="bfloat16"))
     events = [(sign, size) for sign, size, name in load_of(trace) if "lora_A" in name]
     half = [size for sign, size in events if sign < 0]
     assert half
@@ -200,9 +200,9 @@ def test_an_adapter_is_born_after_the_weights_in_their_dtype_and_is_then_made_fl
     assert events == [*((1, size) for size in half), *casts]
 
 
-def test_a_second_model_takes_a_block_of_its_own(model_folder: Folder) -> None:
+def test_a_second_model_takes_a_block_of_its_own(qwen: Path) -> None:
     with patch.object(loading, "SMALL_SEGMENT_BYTES", 1):
-        trace = rehearsed(case("dpo", model_folder("qwen2")))
+        trace = rehearsed(case("dpo", qwen))
     warm_ups = [index for index, (sign, _, name) in enumerate(load_of(trace)) if sign > 0 and name == WARM_UP]
     assert len(warm_ups) == 2
     assert warm_ups[0] == 2, "the number of get_max_memory comes first"
@@ -253,8 +253,8 @@ def described(module: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["nf4-nested", "int8"])
-def test_a_quantized_checkpoint_keeps_its_quantization(name: str, model_folder: Folder, tmp_path: Path) -> None:
-    load(model_folder("qwen2"), dtype="bfloat16", quantization_config=quantization(name)).save_pretrained(tmp_path)
+def test_a_quantized_checkpoint_keeps_its_quantization(name: str, qwen: Path, tmp_path: Path) -> None:
+    load(qwen, dtype="bfloat16", quantization_config=quantization(name)).save_pretrained(tmp_path)
     real = load(tmp_path, dtype="bfloat16")
     (tmp_path / "model.safetensors").unlink()
     assert weights(fake_load(tmp_path, dtype="bfloat16")) == weights(real)
@@ -349,12 +349,12 @@ def state_sizes(model: Any, embedding_bits: int | None) -> list[dict[str, int]]:
     return [{name: value.nbytes for name, value in state.items() if torch.is_tensor(value)} for state in states]
 
 
-def test_8bit_optimizer_state_has_the_real_sizes(model_folder: Folder) -> None:
+def test_8bit_optimizer_state_has_the_real_sizes(qwen: Path) -> None:
     """Embeddings and parameters below 4096 elements have 32-bit state; the rest 8-bit state, and a scale per 256."""
     with cuda_bitsandbytes():
-        real = state_sizes(load(model_folder("qwen2")), embedding_bits=32)
+        real = state_sizes(load(qwen), embedding_bits=32)
     with fake_run.fake_tensors() as mode, without_weights(materialize), cuda_bitsandbytes():
-        model = load(model_folder("qwen2"))
+        model = load(qwen)
         with Recorder(KnownValues(mode).run).recording():
             fake = state_sizes(model, embedding_bits=32)
     assert fake == real
@@ -363,4 +363,4 @@ def test_8bit_optimizer_state_has_the_real_sizes(model_folder: Folder) -> None:
     scales = {"absmax1": gate // 256 * 4, "absmax2": gate // 256 * 4, "qmap1": 1024, "qmap2": 1024}
     assert {"state1": gate, "state2": gate, **scales} in fake
     with cuda_bitsandbytes():  # bitsandbytes remembers by position which parameters had 32 bits in the last run
-        assert state_sizes(load(model_folder("qwen2")), embedding_bits=None)[0]["state1"] == embedding
+        assert state_sizes(load(qwen), embedding_bits=None)[0]["state1"] == embedding
