@@ -93,9 +93,8 @@ OWN_OPTIMIZER = {"optim": "adamw_torch_fused", "optimizer_offload": False}
 BESIDE = {"quantization_config", "peft_config", "optimizers", "optimizer_cls_and_kwargs"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
+def test_what_differs_from_the_default_in_the_config_or_beside_it_is_given_as_trls_flags_tell_it() -> None:
+    for settings, words in (
         ({"save_strategy": "no", "report_to": ["tensorboard"], "lr_scheduler_kwargs": {"num_cycles": 2}},) * 2,
         ({"gradient_checkpointing": False},) * 2,  # and not its second name
         ({"max_length": None, "packing": True},) * 2,
@@ -123,23 +122,17 @@ BESIDE = {"quantization_config", "peft_config", "optimizers", "optimizer_cls_and
         ({"optimizers": (SGD, None)}, OWN_OPTIMIZER | {"use_peft": False}),  # it has no adapter's weights
         ({"optimizer_cls_and_kwargs": (torch.optim.SGD, {})}, OWN_OPTIMIZER),
         ({"optimizers": (None, None)}, {}),
-    ],
-    ids=lambda value: ",".join(value) or "nothing",
-)
-def test_what_differs_from_the_default_in_the_config_or_beside_it_is_given_as_trls_flags_tell_it(
-    settings: dict[str, Any], words: dict[str, Any]
-) -> None:
-    beside = {name: settings[name] for name in settings.keys() & BESIDE}
-    in_config = {name: settings[name] for name in settings.keys() - BESIDE}
-    assert given(config(**in_config), **beside) == words
+    ):
+        beside = {name: settings[name] for name in settings.keys() & BESIDE}
+        in_config = {name: settings[name] for name in settings.keys() - BESIDE}
+        assert given(config(**in_config), **beside) == words, settings
 
 
 BEST = {"load_best_model_at_end": True, "save_steps": 10}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_what_a_config_sets_by_itself_is_not_given() -> None:
+    for settings in (
         {"eval_strategy": "steps"},  # do_eval, eval_steps
         {"eval_strategy": "steps", "logging_steps": 5, **BEST},  # metric_for_best_model, greater_is_better
         {"eval_strategy": "epoch", "save_strategy": "best", "metric_for_best_model": "eval_reward"},
@@ -150,36 +143,29 @@ BEST = {"load_best_model_at_end": True, "save_steps": 10}
         {"use_liger_kernel": True},  # loss_type, of SFT and GKD
         {"use_transformers_paged": True},  # use_transformers_continuous_batching
         {"vllm_importance_sampling_cap": 3.0},  # vllm_importance_sampling_clip_max
-    ],
-    ids=lambda value: ",".join(value),
-)
-def test_what_a_config_sets_by_itself_is_not_given(settings: dict[str, Any]) -> None:
-    for method in INSTALLED_METHODS:
-        if settings.keys() <= {field.name for field in fields(kind_of(method))}:
-            assert given(config(method, **settings)) == settings
+    ):
+        for method in INSTALLED_METHODS:
+            if settings.keys() <= {field.name for field in fields(kind_of(method))}:
+                assert given(config(method, **settings)) == settings
 
 
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
+def test_of_a_generations_sizes_its_rows_are_told() -> None:
+    for sizes, words in (
         ({}, {}),
         ({"gradient_accumulation_steps": 4}, {"gradient_accumulation_steps": 4}),
         ({"steps_per_generation": 2}, {"generation_batch_size": 16}),
         ({"generation_batch_size": 32}, {"generation_batch_size": 32}),
         ({"gradient_accumulation_steps": 2, "generation_batch_size": 16}, {"gradient_accumulation_steps": 2}),
-    ],
-    ids=["neither", "accumulation", "steps", "batch", "the batch that follows anyway"],
-)
-def test_of_a_generations_sizes_its_rows_are_told(sizes: dict[str, int], words: dict[str, int]) -> None:
-    of_four = {"per_device_train_batch_size": 4, "eval_strategy": "steps"}
-    for method in GENERATING:
-        assert given(config(method, per_device_train_batch_size=8, **sizes)) == words
-        config(method, per_device_train_batch_size=8, **words)  # and TRL takes what is told
-        # 4 rows hold no group of 8; 8 rows to evaluate are TRL's default, so that they do not differ
-        grouped = config(method, num_generations=8, per_device_eval_batch_size=8, steps_per_generation=2, **of_four)
-        found = given(grouped)
-        found.pop("num_generations", None)
-        assert found == of_four | {"generation_batch_size": 8}
+    ):
+        of_four = {"per_device_train_batch_size": 4, "eval_strategy": "steps"}
+        for method in GENERATING:
+            assert given(config(method, per_device_train_batch_size=8, **sizes)) == words
+            config(method, per_device_train_batch_size=8, **words)  # and TRL takes what is told
+            # 4 rows hold no group of 8; 8 rows to evaluate are TRL's default, so that they do not differ
+            grouped = config(method, num_generations=8, per_device_eval_batch_size=8, steps_per_generation=2, **of_four)
+            found = given(grouped)
+            found.pop("num_generations", None)
+            assert found == of_four | {"generation_batch_size": 8}
 
 
 def test_of_a_model_object_its_dtype_and_its_adapter_are_given() -> None:

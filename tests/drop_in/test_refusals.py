@@ -84,9 +84,8 @@ def test_words_are_refused_before_a_worker_is_asked(qwen: Path, monkeypatch: pyt
             sft(qwen, texts(), autofit)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_words_that_no_plan_can_be_made_with() -> None:
+    for words, said in (
         ({"fit": "everything"}, "fit does not take 'everything'"),
         ({"max_slowdown": 0.5}, "max_slowdown 0.5 is not a factor"),
         ({"pin": ["optim"], "tune": ["optim"]}, "pin and tune both name optim"),
@@ -96,11 +95,9 @@ def test_words_are_refused_before_a_worker_is_asked(qwen: Path, monkeypatch: pyt
         ({"headroom": 0.1}, "headroom takes a text"),
         ({"max_slowdown": None}, "max_slowdown takes a number, not None"),
         ({"plan": {"a": 1}}, "plan takes a Plan or the path of its file"),
-    ],
-)
-def test_words_that_no_plan_can_be_made_with(words: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        AutoFit(**words)
+    ):
+        with pytest.raises(UsageError, match=said):
+            AutoFit(**words)
 
 
 def test_a_trl_without_ppo_is_told_with_the_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -472,18 +472,15 @@ def test_deepspeeds_offload_is_said_of_one_gpu_too_and_beside_a_users_config() -
     assert f"--deepspeed '{json.dumps(config)}'" in text
 
 
-@pytest.mark.parametrize(
-    ("flag", "content", "why"),
-    [
+def test_what_no_flag_can_say_is_refused_before_planning(tmp_path: Path) -> None:
+    for flag, content, why in (
         ("--accelerate_config", "{distributed_type: MULTI_GPU, num_processes: 2}", "cannot carry your"),
         ("--config", "{datasets: [{path: a}, {path: b}]}", "a mixture of datasets"),
-    ],
-)
-def test_what_no_flag_can_say_is_refused_before_planning(flag: str, content: str, why: str, tmp_path: Path) -> None:
-    (tmp_path / "file.yaml").write_text(content, encoding="utf-8")
-    words = ["--model", "tiny", flag, str(tmp_path / "file.yaml"), "--export", "slurm"]
-    with pytest.raises(UsageError, match=why):
-        check_export(*flags.read("autofit plan sft", words))
+    ):
+        (tmp_path / "file.yaml").write_text(content, encoding="utf-8")
+        words = ["--model", "tiny", flag, str(tmp_path / "file.yaml"), "--export", "slurm"]
+        with pytest.raises(UsageError, match=why):
+            check_export(*flags.read("autofit plan sft", words))
 
 
 def test_an_unknown_card_is_left_to_who_rents_it() -> None:

@@ -88,9 +88,8 @@ def test_a_size_is_an_imagined_card_with_a_context_if_a_real_one_is_as_small() -
         assert card.source.endswith("imagined by its size" if like is None else f"is assumed, as on {like}")
 
 
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [
+def test_the_error_for_an_unknown_or_ambiguous_name_has_the_nearest_ones() -> None:
+    for written, meant in (
         ("a100", "--gpu a100-40gb or --gpu a100-80gb or --gpu a100-80gb-pcie"),
         ("H100", "--gpu h100-80gb or --gpu h100-nvl or --gpu h100-pcie"),
         ("RTX 4060 Ti", "--gpu rtx4060ti-16gb or --gpu rtx4060ti-8gb"),
@@ -104,14 +103,12 @@ def test_a_size_is_an_imagined_card_with_a_context_if_a_real_one_is_as_small() -
         ("24GB", "12GiB"),
         ("0GiB", None),
         ("16385GiB", None),
-    ],
-)
-def test_the_error_for_an_unknown_or_ambiguous_name_has_the_nearest_ones(written: str, meant: str | None) -> None:
-    with pytest.raises(UnknownGpuError) as refusal:
-        named(written)
-    assert meant is None or meant in refusal.value.hint
-    assert ("Did you mean" in refusal.value.hint) == ("mean" in (meant or ""))
-    assert " or " in (meant or "") or written in ("24GB", "0GiB") or "autofit gpus" in refusal.value.hint
+    ):
+        with pytest.raises(UnknownGpuError) as refusal:
+            named(written)
+        assert meant is None or meant in refusal.value.hint, written
+        assert ("Did you mean" in refusal.value.hint) == ("mean" in (meant or "")), written
+        assert " or " in (meant or "") or written in ("24GB", "0GiB") or "autofit gpus" in refusal.value.hint, written
 
 
 def test_a_detected_card_is_recognised_by_its_name_and_memory() -> None:
@@ -176,9 +173,8 @@ def test_each_listed_price_has_its_source_and_a_file_replaces_the_table_with_its
     assert prices(None) is listed_prices()
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_an_invalid_file_of_prices_is_refused_with_the_format(tmp_path: Path) -> None:
+    for text, said in (
         ("card,price\nl4,1\n", "has no column gpu and per_hour"),
         ("gpu,per_hour,eur\nl4,1,2\n", "has unknown columns: eur"),
         ("gpu,per_hour\nl4,$1\n", "line 2: per_hour '$1' is not a price"),
@@ -190,15 +186,13 @@ def test_each_listed_price_has_its_source_and_a_file_replaces_the_table_with_its
         ("gpu,per_hour\nl4\n", "line 2: the number of fields differs"),
         ('gpu,per_hour\n"l4,1\n', "is not a CSV file"),
         ("\udcff\udcfe\0", "is not a CSV file in UTF-8"),
-    ],
-)
-def test_an_invalid_file_of_prices_is_refused_with_the_format(tmp_path: Path, text: str, said: str) -> None:
-    file = tmp_path / "prices.csv"
-    file.write_text(text, encoding="utf-8", errors="surrogateescape")
-    with pytest.raises(UsageError) as raised:
-        prices(str(file))
-    assert said in raised.value.message
-    assert "gpu,per_hour" in raised.value.hint
+    ):
+        file = tmp_path / "prices.csv"
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
+        with pytest.raises(UsageError) as raised:
+            prices(str(file))
+        assert said in raised.value.message, text
+        assert "gpu,per_hour" in raised.value.hint, text
     for name, why in (("none.csv", "No such file"), ("", "directory")):
         with pytest.raises(UsageError, match=why):
             prices(str(tmp_path / name))

@@ -307,9 +307,8 @@ def pair(**facts: object) -> list[FakeGpu]:
     return [FakeGpu("A", **facts), FakeGpu("B", **facts)]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "link", "gb_per_second"),
-    [
+def test_the_slowest_detected_link_counts_and_without_nvml_the_usual_one(nvml: FakeNvml) -> None:
+    for gpus, link, gb_per_second in (
         (pair(capability=(9, 0), bridged_to=("A", "B"), nvlinks=18), "nvlink4", 350),
         (pair(capability=(9, 0), bridged_to=("A", "B"), nvlinks=12), "nvlink4", 350 * 12 / 18),
         (pair(capability=(8, 0), bridged_to=("A", "B"), nvlinks=12), "nvlink3", 230),
@@ -318,19 +317,15 @@ def pair(**facts: object) -> list[FakeGpu]:
         (pair(pcie_generation=5), "pcie5", 40),
         ([FakeGpu("A"), FakeGpu("B", pcie_lanes=8)], "pcie4", 10),
         ([*pair(bridged_to=("A", "B"), nvlinks=4), FakeGpu("C")], "pcie4", 20),
-    ],
-)
-def test_the_slowest_detected_link_counts_and_without_nvml_the_usual_one(
-    nvml: FakeNvml, gpus: list[FakeGpu], link: str, gb_per_second: float
-) -> None:
-    nvml.gpus = gpus
-    uuids = [gpu.uuid for gpu in gpus]
-    found = topology(named("h100-80gb"), devices=len(gpus), uuids=uuids)
-    assert (found.link, found.link_bytes_per_second) == (link, pytest.approx(gb_per_second * GB, abs=MIB))
-    assert topology(named("h100-80gb"), devices=len(gpus), uuids=uuids, asked="pcie3").link == "pcie3"
-    nvml.gpus = []
-    assert detected_link(uuids) is None
-    assert topology(named("a100-80gb"), devices=2, uuids=uuids).link == "nvlink3"
+    ):
+        nvml.gpus = gpus
+        uuids = [gpu.uuid for gpu in gpus]
+        found = topology(named("h100-80gb"), devices=len(gpus), uuids=uuids)
+        assert (found.link, found.link_bytes_per_second) == (link, pytest.approx(gb_per_second * GB, abs=MIB)), gpus
+        assert topology(named("h100-80gb"), devices=len(gpus), uuids=uuids, asked="pcie3").link == "pcie3", gpus
+        nvml.gpus = []
+        assert detected_link(uuids) is None, gpus
+        assert topology(named("a100-80gb"), devices=2, uuids=uuids).link == "nvlink3", gpus
 
 
 OLD = "The NVIDIA driver on your system is too old (found version 12020).\nPlease update your GPU driver"

@@ -136,26 +136,23 @@ def test_a_checkpoint_must_fit_beside_the_model(words: dict[str, Any], needed: i
         settle([finding])
 
 
-@pytest.mark.parametrize(
-    ("words", "steps", "kept"),
-    [
+def test_too_many_checkpoints_are_a_warning_with_a_limit() -> None:
+    for words, steps, kept in (
         ({"max_steps": 5000}, None, 10),
         ({}, 5000, 10),
         ({"save_steps": 0.25}, 5000, 4),
         ({"save_steps": 1000}, 5000, 5),
         ({"save_strategy": "epoch", "num_train_epochs": 6}, None, 6),
         ({"max_steps": 5000, "save_total_limit": 2}, None, 3),
-    ],
-)
-def test_too_many_checkpoints_are_a_warning_with_a_limit(words: dict[str, Any], steps: int | None, kept: int) -> None:
-    one = load(**FULL, steps=steps, **words, memory=rehearsed(**ADAMW))
-    checkpoint, model = 3 * 28 * BILLIONS, 28 * BILLIONS
-    assert not looked_at(one, disk=kept * checkpoint + model)
-    (finding,) = looked_at(one, disk=(kept - 1) * checkpoint + model)
-    assert finding.kind == "warning"
-    assert f"enough for {kept - 1} of {kept} checkpoints" in finding.message
-    assert f"--save_total_limit {kept - 2}" in finding.cure
-    limited = load(**FULL, steps=steps, memory=rehearsed(**ADAMW), **{**words, "save_total_limit": kept - 2})
-    assert not looked_at(limited, disk=(kept - 1) * checkpoint + model)
+    ):
+        one = load(**FULL, steps=steps, **words, memory=rehearsed(**ADAMW))
+        checkpoint, model = 3 * 28 * BILLIONS, 28 * BILLIONS
+        assert not looked_at(one, disk=kept * checkpoint + model), words
+        (finding,) = looked_at(one, disk=(kept - 1) * checkpoint + model)
+        assert finding.kind == "warning", words
+        assert f"enough for {kept - 1} of {kept} checkpoints" in finding.message, words
+        assert f"--save_total_limit {kept - 2}" in finding.cure, words
+        limited = load(**FULL, steps=steps, memory=rehearsed(**ADAMW), **{**words, "save_total_limit": kept - 2})
+        assert not looked_at(limited, disk=(kept - 1) * checkpoint + model), words
     unknown = load(**FULL, memory=rehearsed(**ADAMW))
     assert not looked_at(unknown, disk=5 * 28 * BILLIONS), "the number of steps is not known"

@@ -73,32 +73,29 @@ def test_what_is_tried_begins_and_ends_as_the_job_allows() -> None:
         assert (tried[: len(first)], tried[-1], why[: len(stopped_by)]) == (first, last, stopped_by), (name, words)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
+def test_the_plan_has_as_much_as_fits_and_tells_the_neighbour_that_does_not() -> None:
+    for name, words in (
         ("max_length", {}),
         ("per_device_train_batch_size", {"max_length": 256}),
         ("lora_r", {"max_length": 3000, "per_device_train_batch_size": 1}),
         ("num_generations", {"method": "grpo", "defaults": GRPO, "prompt_length": 64}),
         ("max_completion_length", {"method": "grpo", "defaults": GRPO, "prompt_length": 64}),
-    ],
-)
-def test_the_plan_has_as_much_as_fits_and_tells_the_neighbour_that_does_not(name: str, words: dict[str, Any]) -> None:
-    wished = asked(name, fit="lossless", **words)
-    chosen = api.plan(wished)
-    most = chosen.most
-    assert most is not None
-    assert getattr(chosen.knobs, name) == most.value
-    assert chosen.estimate.fits
-    assert (most.next_value or 0) > most.value
-    budget = chosen.estimate.budget_bytes
-    assert (most.next_required_bytes or 0) > budget
-    assert f"{name} {most.value}" in most_sentence(most, budget, chosen.level)
-    assert chosen.job.arguments[name] == MOST, "the user's own words"
-    trained = settled(wished.job, chosen.knobs)
-    assert (trained.arguments[name], trained.maximized) == (most.value, None)
-    followed = api.plan(wished, earlier=chosen)
-    assert (followed.knobs, followed.most, followed.warnings) == (chosen.knobs, most, chosen.warnings)
+    ):
+        wished = asked(name, fit="lossless", **words)
+        chosen = api.plan(wished)
+        most = chosen.most
+        assert most is not None, name
+        assert getattr(chosen.knobs, name) == most.value, name
+        assert chosen.estimate.fits, name
+        assert (most.next_value or 0) > most.value, name
+        budget = chosen.estimate.budget_bytes
+        assert (most.next_required_bytes or 0) > budget, name
+        assert f"{name} {most.value}" in most_sentence(most, budget, chosen.level), name
+        assert chosen.job.arguments[name] == MOST, "the user's own words"
+        trained = settled(wished.job, chosen.knobs)
+        assert (trained.arguments[name], trained.maximized) == (most.value, None), name
+        followed = api.plan(wished, earlier=chosen)
+        assert (followed.knobs, followed.most, followed.warnings) == (chosen.knobs, most, chosen.warnings), name
 
 
 def test_an_estimate_is_of_a_number_and_what_is_wrong_with_every_value_is_said() -> None:

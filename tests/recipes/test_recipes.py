@@ -113,9 +113,8 @@ def test_a_recipe_is_read_as_a_config_is() -> None:
     assert request.autofit.effective_batch_size == 8
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
+def test_a_recipe_that_is_none_of_the_method_is_refused_with_what_is_meant() -> None:
+    for line, said in (
         (f"plan sft --recipe {NAME}", f"autofit plan reward --recipe {NAME}"),
         (f"sft --recipe {NAME}", f"autofit reward --recipe {NAME}"),
         ("reward --recipe reward-gemma3-1b-lora-8", f"Did you mean {NAME}?"),
@@ -124,13 +123,11 @@ def test_a_recipe_is_read_as_a_config_is() -> None:
         ("sft --recipe qlora.yaml", "Did you mean grpo-qwen3-8b-qlora"),
         ("sft --recipe soup", "autofit recipes"),
         (f"reward --recipe {NAME} --config mine.yaml", str(recipe(NAME).path)),
-    ],
-)
-def test_a_recipe_that_is_none_of_the_method_is_refused_with_what_is_meant(line: str, said: str) -> None:
-    prog, _, words = f"autofit {line}".partition(" --")
-    with pytest.raises(UsageError) as refused:
-        flags.read(prog, f"--{words}".split())
-    assert said in refused.value.hint
+    ):
+        prog, _, words = f"autofit {line}".partition(" --")
+        with pytest.raises(UsageError) as refused:
+            flags.read(prog, f"--{words}".split())
+        assert said in refused.value.hint, line
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,8 @@ def test_trl_defaults_are_the_base_when_nothing_is_given_and_knobs_alone_are_pin
     assert space_of(weight_decay=0.1, dtype="bfloat16").pinned == {"dtype"}
 
 
-@pytest.mark.parametrize(
-    ("processes", "words", "effective", "splits", "base"),
-    [
+def test_batch_flags_decide_the_splits_and_the_effective_batch_is_that_of_all_processes() -> None:
+    for processes, words, effective, splits, base in (
         # Every divisor is a choice, largest first; the base is the largest that is not above TRL's micro-batch.
         (1, {"effective_batch_size": 12}, 12, [12, 6, 4, 3, 2, 1], (6, 2)),
         (1, {"per_device_train_batch_size": 4}, 4, [4], (4, 1)),
@@ -36,16 +35,11 @@ def test_trl_defaults_are_the_base_when_nothing_is_given_and_knobs_alone_are_pin
         (4, {"effective_batch_size": 64}, 64, [16, 8, 4, 2, 1], (8, 2)),
         (4, {"effective_batch_size": 64, "gradient_accumulation_steps": 16}, 64, [1], (1, 16)),
         (4, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}, 48, [4], (4, 3)),
-    ],
-    ids=str,
-)
-def test_batch_flags_decide_the_splits_and_the_effective_batch_is_that_of_all_processes(
-    processes: int, words: dict[str, Any], effective: int, splits: list[int], base: tuple[int, int]
-) -> None:
-    space = space_of(defaults=replace(TRL, processes=processes), **words)
-    assert (space.effective_batch_size, rows_of(space)) == (effective, splits)
-    assert (space.base.per_device_train_batch_size, space.base.gradient_accumulation_steps) == base
-    assert with_rows(space.base, splits[-1]).effective_batch_size == effective
+    ):
+        space = space_of(defaults=replace(TRL, processes=processes), **words)
+        assert (space.effective_batch_size, rows_of(space)) == (effective, splits), words
+        assert (space.base.per_device_train_batch_size, space.base.gradient_accumulation_steps) == base, words
+        assert with_rows(space.base, splits[-1]).effective_batch_size == effective, words
 
 
 def test_gpus_that_do_not_divide_the_effective_batch_are_told_how_many_would() -> None:

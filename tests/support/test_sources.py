@@ -83,20 +83,17 @@ def test_cached_datasets_are_found_by_name(tmp_path: Path, monkeypatch: pytest.M
     sources.check_kept_rows(ROWS, {"HF_HOME": str(tmp_path)})
 
 
-@pytest.mark.parametrize(
-    ("written", "message"),
-    [
+def test_a_config_that_no_model_has_is_refused(tmp_path: Path) -> None:
+    for written, message in (
         ('{"model_type": "x", "hidden_size": 0}', "sets hidden_size to 0"),
         ('{"model_type": "x", "num_hidden_layers": 100000}', "sets num_hidden_layers to 100000"),
         ('{"model_type": "x", "text_config": {"vocab_size": 1000000000000}}', "sets vocab_size to 1000000000000"),
         ('{"model_type": "x", "rms_norm_eps": NaN}', "sets rms_norm_eps to nan"),
         ('{"a":' * 100_000 + "1" + "}" * 100_000, "cannot be read: it is nested too deeply"),
-    ],
-)
-def test_a_config_that_no_model_has_is_refused(tmp_path: Path, written: str, message: str) -> None:
-    (tmp_path / "config.json").write_text(written)
-    with pytest.raises(errors.ModelConfigError, match=message):
-        sources.check_model_folder(str(tmp_path), "--model")
+    ):
+        (tmp_path / "config.json").write_text(written)
+        with pytest.raises(errors.ModelConfigError, match=message):
+            sources.check_model_folder(str(tmp_path), "--model")
 
 
 def test_what_would_be_read_for_ever_is_refused(tmp_path: Path) -> None:

@@ -123,9 +123,8 @@ def test_a_formatting_function_that_fails_or_is_beside_images_is_named(make_job:
     assert "formatting_func" in str(raised.value.hint)
 
 
-@pytest.mark.parametrize(
-    ("adapter", "repeats"),
-    [
+def test_layers_repeat_where_all_are_adapted(make_job: Make) -> None:
+    for adapter, repeats in (
         ({"target_modules": ["q_proj", "fc1"]}, True),
         ({"target_modules": r".*\.(q|v)_proj"}, True),
         ({"target_modules": ["q_proj"], "layers_to_transform": [6, 7]}, False),
@@ -133,17 +132,14 @@ def test_a_formatting_function_that_fails_or_is_beside_images_is_named(make_job:
         ({"target_modules": ["q_proj"], "rank_pattern": {"layers.7.self_attn.q_proj": 64}}, False),
         ({"target_modules": ["layers.7.self_attn.q_proj"]}, False),
         ({"target_modules": r".*layers\.[67]\..*_proj"}, False),
-    ],
-    ids=str,
-)
-def test_layers_repeat_where_all_are_adapted(adapter: dict[str, Any], repeats: bool, make_job: Make) -> None:
-    config = tiny_config("qwen2")
-    config.num_hidden_layers, config.layer_types = 8, ["full_attention"] * 8
-    asked = {"use_peft": True, "lora_target_modules": [r".*layers\.7\..*_proj"]}
-    by_flags = [Job(method="sft", model="a model", dataset=None, arguments=given) for given in ({}, asked)]
-    in_python = pattern_of(make_job(peft_config=LoraConfig(**adapter)), config)
-    assert (in_python is not None) is repeats
-    assert [pattern_of(job, config) is not None for job in by_flags] == [True, False]
+    ):
+        config = tiny_config("qwen2")
+        config.num_hidden_layers, config.layer_types = 8, ["full_attention"] * 8
+        asked = {"use_peft": True, "lora_target_modules": [r".*layers\.7\..*_proj"]}
+        by_flags = [Job(method="sft", model="a model", dataset=None, arguments=given) for given in ({}, asked)]
+        in_python = pattern_of(make_job(peft_config=LoraConfig(**adapter)), config)
+        assert (in_python is not None) is repeats, adapter
+        assert [pattern_of(job, config) is not None for job in by_flags] == [True, False], adapter
 
 
 def test_a_full_disk_is_told_with_the_folder_and_the_cure(tmp_path: pathlib.Path) -> None:

@@ -3,7 +3,6 @@
 from array import array
 from dataclasses import dataclass, field, replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from story import story
@@ -231,25 +230,20 @@ TWO_KINDS = replace(PLAIN, other_layers=(72,))
 HELD_BACK = Depths(short=LAYERS_HELD_BACK, long=LAYERS_HELD_BACK + 2, whole=12)
 
 
-@pytest.mark.parametrize(
-    ("model", "depths", "how", "is_told"),
-    [
+def test_layers_of_two_kinds_and_uses_on_other_streams_are_told_if_there_are_enough() -> None:
+    for model, depths, how, is_told in (
         (TWO_KINDS, Depths(short=2, long=6, whole=10, period=2), {}, True),
         (TWO_KINDS, DEPTHS, {}, False),  # one by one
         (PLAIN, Depths(short=1, long=2, whole=12), {}, False),  # one layer more is not enough
         # What waits on another stream may wait for more layers.
         (PLAIN, replace(HELD_BACK, short=LAYERS_HELD_BACK + 1, long=LAYERS_HELD_BACK + 3), {"stream": 1}, True),
         (PLAIN, HELD_BACK, {"stream": 1}, False),
-    ],
-)
-def test_layers_of_two_kinds_and_uses_on_other_streams_are_told_if_there_are_enough(
-    model: Model, depths: Depths, how: dict[str, int], is_told: bool
-) -> None:
-    whole = expanded(model, depths, **how)
-    assert (whole is not None) is is_told
-    if whole is not None:
-        assert bool(whole.stream_uses) is bool(how)
-        assert story(whole) == story(run(model, depths.whole, **how))
+    ):
+        whole = expanded(model, depths, **how)
+        assert (whole is not None) is is_told, depths
+        if whole is not None:
+            assert bool(whole.stream_uses) is bool(how)
+            assert story(whole) == story(run(model, depths.whole, **how))
 
 
 def with_one_empty_cache_instead_of(death: int, trace: Trace) -> Trace:
@@ -261,9 +255,9 @@ LOGGED = replace(PLAIN, logged_of_chunk=52)
 FEW, MORE = cut(PLAIN, 1, FEW_LOSS_CHUNKS), cut(PLAIN, 3, MORE_LOSS_CHUNKS)
 
 
-@pytest.mark.parametrize(
-    ("short", "long"),
-    [
+def test_runs_that_do_or_leave_out_different_things_are_not_told() -> None:
+    assert expand(FEW, MORE, DEPTHS) is not None
+    for short, long in (
         (run(PLAIN, 1), with_one_empty_cache_instead_of(-20, run(PLAIN, 3))),  # something else, once
         (run(PLAIN, 1), replace(run(PLAIN, 3), not_counted=("the workspace of cuBLAS",))),
         # Losses of which the chunks are unclear.
@@ -275,11 +269,8 @@ FEW, MORE = cut(PLAIN, 1, FEW_LOSS_CHUNKS), cut(PLAIN, 3, MORE_LOSS_CHUNKS)
         (replace(FEW, loss_passes=()), replace(MORE, loss_passes=())),  # unmarked
         # What is done outside the loss for each of its chunks is not taken for that of layers.
         (cut(LOGGED, 1, FEW_LOSS_CHUNKS), cut(LOGGED, 3, MORE_LOSS_CHUNKS)),
-    ],
-)
-def test_runs_that_do_or_leave_out_different_things_are_not_told(short: Trace, long: Trace) -> None:
-    assert expand(FEW, MORE, DEPTHS) is not None
-    assert expand(short, long, DEPTHS) is None
+    ):
+        assert expand(short, long, DEPTHS) is None
 
 
 def test_the_fewest_layers_are_rehearsed_that_end_in_a_whole_period() -> None:

@@ -168,26 +168,21 @@ def test_the_last_whole_step_counts_without_what_follows(after: Phase) -> None:
     assert {work.phase: work.count for work in workload.work} == {Phase.FORWARD: 2.0, Phase.BACKWARD: 2.0}
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments", "passes", "micro_steps"),
-    [
+def test_a_trainers_spec_has_the_micro_steps_per_generation(tmp_path: Path) -> None:
+    for method, arguments, passes, micro_steps in (
         ("grpo", {}, 1, 4),
         ("grpo", {"num_iterations": 2}, 1, 8),
         ("grpo", {"steps_per_generation": 12}, 1, 12),
         ("rloo", {}, 1, 4),
         ("ppo", {}, 4, 16),
         ("ppo", {"num_ppo_epochs": 2}, 2, 8),
-    ],
-)
-def test_a_trainers_spec_has_the_micro_steps_per_generation(
-    method: str, arguments: dict[str, Any], passes: int, micro_steps: int, tmp_path: Path
-) -> None:
-    length = {"response_length": 8} if method == "ppo" else {"max_completion_length": 8, "num_generations": 4}
-    small = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "gradient_checkpointing": False}
-    knobs = Knobs(**small, **length, use_peft=False, dtype="float32", optim="adamw_torch")
-    job = Job(method=method, model="unused", dataset=None, arguments=arguments)
-    spec = trainer_spec(job, knobs, 8, str(tmp_path))
-    assert (spec.passes, spec.micro_steps_per_generation) == (passes, micro_steps)
+    ):
+        length = {"response_length": 8} if method == "ppo" else {"max_completion_length": 8, "num_generations": 4}
+        small = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "gradient_checkpointing": False}
+        knobs = Knobs(**small, **length, use_peft=False, dtype="float32", optim="adamw_torch")
+        job = Job(method=method, model="unused", dataset=None, arguments=arguments)
+        spec = trainer_spec(job, knobs, 8, str(tmp_path))
+        assert (spec.passes, spec.micro_steps_per_generation) == (passes, micro_steps), method
 
 
 def test_skipped_decode_steps_count_with_the_mean_length_of_the_cache() -> None:

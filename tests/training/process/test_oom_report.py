@@ -95,9 +95,9 @@ REFUSAL = Refusal(**dict(zip(FIGURES, SIMULATED, strict=True)), segment_bytes=GI
 HALF = 512 * MIB
 
 
-@pytest.mark.parametrize(
-    ("error", "left", "figures"),
-    [
+def test_on_a_real_card_the_message_tells_what_was_held() -> None:
+    """What the allocator says afterwards, ``left`` in GiB, is less, since tensors died meanwhile."""
+    for error, left, figures in (
         (torch.OutOfMemoryError(MESSAGE), (2, 20), (3 * HALF, 20 * GIB, 41 * HALF, 47 * HALF, HALF, HALF, 2 * GIB)),
         (
             RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
@@ -105,13 +105,9 @@ HALF = 512 * MIB
             (None, 2 * GIB, 3 * GIB, 24 * GIB, 20 * GIB - 300 * MIB, 300 * MIB, GIB),
         ),
         (torch.OutOfMemoryError(REFUSAL.message()), (0, 0), (*SIMULATED, GIB)),
-    ],
-    ids=["torch's message", "a library that says nothing leaves what the allocator says", "the simulator's message"],
-)
-def test_on_a_real_card_the_message_tells_what_was_held(error: Exception, left: Any, figures: Any) -> None:
-    """What the allocator says afterwards, ``left`` in GiB, is less, since tensors died meanwhile."""
-    shortage = shortage_of(error, trainer(), real_card(*left))
-    assert tuple(getattr(shortage, name) for name in (*FIGURES, "others_bytes")) == figures
+    ):
+        shortage = shortage_of(error, trainer(), real_card(*left))
+        assert tuple(getattr(shortage, name) for name in (*FIGURES, "others_bytes")) == figures, error
 
 
 def test_owners_of_a_real_card_are_counted_by_storage_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
