@@ -18,7 +18,7 @@ from autotrain_mem.support import codec, processes
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.run_folder import LOCK_NAME, WEIGHTS, WRITTEN
 from autotrain_mem.types import RUN_NAME, Plan
-from tests.place import Autofit
+from tests.place import Autofit, Ran
 
 pytestmark = pytest.mark.slow
 
@@ -51,10 +51,27 @@ def started(files: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
         process.wait()
 
 
-def test_a_plan_is_tried_once_before_it_trains(autofit_once: Autofit, files: Path) -> None:
+@pytest.fixture(scope="module")
+def stopped(started: tuple[subprocess.Popen[bytes], Path]) -> tuple[Path, list[psutil.Process]]:
+    """Its folder and child processes after Ctrl-C, as from a terminal: the whole process group gets the signal."""
+    process, log = started
+    _wait_until(lambda: "step 1/" in log.read_text() or process.poll() is not None, 100)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children, log.read_text()
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130, log.read_text()
+    return log.parent / "stopped", children
+
+
+@pytest.fixture(scope="module")
+def tried(autofit_once: Autofit) -> Ran:
+    """A training of one step whose plan is tried first."""
     probing = [word for word in TRAIN if word != "--no_probe"]
     once = ("--max_steps", "1", "--save_strategy", "no", "--output_dir", "tried")
-    tried = autofit_once(*probing, *once, "--json", "--out", "tried.json")
+    return autofit_once(*probing, *once, "--json", "--out", "tried.json")
+
+
+def test_a_plan_is_tried_once_before_it_trains(tried: Ran, autofit_once: Autofit, files: Path) -> None:
     assert tried.code == 0, tried.err
     (probe,) = json.loads(tried.out)["plan"]["experience"]["probes"]
     assert (probe["fits"], probe["row_tokens"], probe["refused"]) == (True, 32, "")
@@ -73,11 +90,13 @@ def test_a_plan_is_tried_once_before_it_trains(autofit_once: Autofit, files: Pat
     assert {name: told[name] for name in same} == {name: before[name] for name in same}
 
 
+@pytest.mark.usefixtures("tried")
 def test_no_name_that_a_run_writes_is_one_under_which_a_users_file_would_be_lost(files: Path) -> None:
     known = (*WRITTEN.split(), *WEIGHTS, RUN_NAME, LOCK_NAME, "runs")
     assert [path.name for path in (files / "tried").iterdir() if not any(map(path.match, known))] == []
 
 
+@pytest.mark.usefixtures("tried")
 def test_a_training_leaves_a_report_with_its_step_and_what_it_measured(autofit_once: Autofit, files: Path) -> None:
     assert (files / "tried" / "report.html").read_text().count("<html") == 1
     told = autofit_once("report", "tried", "--json")
@@ -90,6 +109,7 @@ def test_a_training_leaves_a_report_with_its_step_and_what_it_measured(autofit_o
     assert page["not_shown"] == []
 
 
+@pytest.mark.usefixtures("tried")
 def test_a_report_is_written_over_a_report_and_over_nothing_else(autofit_once: Autofit, files: Path) -> None:
     first, again = (autofit_once("report", "tried.json", "--out", "mine.html") for _ in range(2))
     assert (first.code, again.code) == (0, 0), again.err
@@ -102,27 +122,20 @@ def test_a_report_is_written_over_a_report_and_over_nothing_else(autofit_once: A
     assert autofit_once("report").code == 2
 
 
-def test_ctrl_c_ends_after_the_step_and_leaves_no_process_behind(started: tuple[subprocess.Popen[bytes], Path]) -> None:
-    """After its first step, as from a terminal: the whole process group gets the signal."""
-    process, log = started
-    _wait_until(lambda: "step 1/" in log.read_text() or process.poll() is not None, 100)
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert children, log.read_text()
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(60) == 130, log.read_text()
+def test_ctrl_c_ends_after_the_step_and_leaves_no_process_behind(stopped: tuple[Path, list[psutil.Process]]) -> None:
+    folder, children = stopped
     _wait_until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in children), 20)
-    assert "Traceback" not in log.read_text()
-    stopped = log.parent / "stopped"
-    record = json.loads((stopped / "run.json").read_text())
+    assert "Traceback" not in folder.with_suffix(".txt").read_text()
+    record = json.loads((folder / "run.json").read_text())
     assert record["started_at"] < record["ended_at"]
     assert {"torch", "transformers", "trl", "autotrain_mem"} <= record["versions"].keys()
-    newest = stopped / f"checkpoint-{record['steps']}"
-    assert max(stopped.glob("checkpoint-*"), key=os.path.getmtime) == newest
+    newest = folder / f"checkpoint-{record['steps']}"
+    assert max(folder.glob("checkpoint-*"), key=os.path.getmtime) == newest
     assert len(load_file(newest / "model.safetensors")) > 10, "it was not cut short"
 
 
 def test_it_goes_on_by_its_own_plan_and_comes_to_its_end_though_its_process_is_killed(
-    autofit_once: Autofit, files: Path, monkeypatch: pytest.MonkeyPatch
+    stopped: tuple[Path, list[psutil.Process]], autofit_once: Autofit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed in the middle of its second checkpoint, and with no room for what the trainer prints."""
 
@@ -131,8 +144,8 @@ def test_it_goes_on_by_its_own_plan_and_comes_to_its_end_though_its_process_is_k
 
     monkeypatch.setattr(processes, "open_own", opened)
     monkeypatch.setenv("AUTOFIT_MISHAPS", "kill:save:2")
-    stopped, before = files / "stopped", Plan.load(files / "stopped")
-    killed_at = json.loads((stopped / "run.json").read_text())["steps"] // 2 * 2 + 4
+    folder, before = stopped[0], Plan.load(stopped[0])
+    killed_at = json.loads((folder / "run.json").read_text())["steps"] // 2 * 2 + 4
     going_on = f"sft --output_dir stopped --simulate --no_probe --max_steps {killed_at + 1} --json"
     ran = autofit_once(*shlex.split(going_on), "--resume_from_checkpoint")
     assert ran.code == 0, ran.err
@@ -143,11 +156,11 @@ def test_it_goes_on_by_its_own_plan_and_comes_to_its_end_though_its_process_is_k
     (restart,) = told["plan"]["experience"]["restarts"]
     assert (restart["step"], restart["resumed_at"], restart["cause"]) == (killed_at, killed_at - 2, "killed")
     assert (told["run"]["steps"], told["run"]["restarts"]) == (killed_at + 1, 1)
-    assert json.loads((stopped / "run.json").read_text())["experience"]["restarts"] == [restart]
+    assert json.loads((folder / "run.json").read_text())["experience"]["restarts"] == [restart]
     assert told["plan"]["knobs"] == codec.to_json(before.knobs)
     assert "evaluate" in {phase["phase"] for phase in told["plan"]["estimate"]["phases"]}
     assert "resume_from_checkpoint" not in told["plan"]["job"]["arguments"]
-    last = stopped / f"checkpoint-{killed_at + 1}"
+    last = folder / f"checkpoint-{killed_at + 1}"
     manifest = json.loads((last / "autofit.checkpoint.json").read_text())
     assert (manifest["order"]["--seed"], manifest["order"]["--dataset"][:3]) == ("42", "of ")
     history = json.loads((last / "trainer_state.json").read_text())["log_history"]
