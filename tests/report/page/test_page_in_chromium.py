@@ -169,6 +169,8 @@ def test_hostile_names_inject_nothing(browser: Browser, files: dict[str, pathlib
     opened(browser, files["hostile"])
     assert browser.title != "injected"
     assert browser.execute_script("return document.images.length + document.scripts.length") == 2
+    names = browser.execute_script("return [...document.all].flatMap((each) => each.getAttributeNames())")
+    assert [name for name in names if name.startswith("on")] == []
     assert page_examples.HOSTILE.split("\u2028")[0].strip() in text_of(browser, "h1")
     shown = browser.execute_script("return document.getElementById('command').textContent")
     assert shown == page_examples.hostile_page().command
