@@ -1,12 +1,15 @@
 """What a noun derives from its fields, and what comes back of it from another process."""
 
+import itertools
 import json
 from array import array
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import types
@@ -111,11 +114,7 @@ def test_the_prediction_error_is_relative_to_what_was_measured() -> None:
 
 
 def test_the_budget_is_what_is_free_less_a_headroom_of_4_percent_but_at_least_400_mib_on_a_real_card() -> None:
-    sizes = {
-        "detected": (80 * GIB, int(80 * GIB * 0.04)),
-        "named": (4 * GIB, 400 * MIB),
-        "imagined": (100 * MIB, 4 * MIB),
-    }
+    sizes = {"detected": (100 * GIB, 4 * GIB), "named": (4 * GIB, 400 * MIB), "imagined": (100 * MIB, 4 * MIB)}
     for origin, (total, headroom) in sizes.items():
         card = replace(HARDWARE, origin=origin, total_bytes=total, free_bytes=total - MIB)
         assert card.default_headroom_bytes() == headroom
@@ -231,9 +230,8 @@ def verdict(name: str, gib: int, level: str, speed: float = 1.0, gpus: int = 1) 
     card = types.Hardware(
         name=name, origin="named", total_bytes=size_bytes, free_bytes=size_bytes, non_torch_bytes=0, topology=topology
     )
-    return CardVerdict(
-        hardware=card, level=level, estimate=cast(types.Estimate, SimpleNamespace(tokens_per_second=speed))
-    )
+    estimate: Any = SimpleNamespace(tokens_per_second=speed)
+    return CardVerdict(hardware=card, level=level, estimate=estimate)
 
 
 PRICE = Price(gpu="rented", per_hour=1.0)
@@ -274,3 +272,79 @@ def test_warnings_come_back_an_error_is_raised_as_it_is_and_several_as_one_of_th
     with pytest.raises(UsageError, match="2 problems:") as several:
         settle([USAGE, WARNING, TOKENS, USAGE])
     assert several.value.hint == "1. Both.\n   Give one.\n   Or none.\n2. No end.\n   Give --end."
+
+
+# What truncation cuts and what batches hold, from a histogram of row lengths.
+
+ROW_LENGTHS = st.lists(st.integers(1, 5000), min_size=1, max_size=50)
+
+
+@given(ROW_LENGTHS, st.integers(1, 6000))
+def test_the_fractions_are_those_of_truncating_row_by_row(rows: list[int], limit: int) -> None:
+    profile = profile_of(rows)
+    assert profile.truncated_rows_fraction(None) == profile.truncated_tokens_fraction(None) == 0
+    assert (profile.rows, profile.tokens, profile.longest) == (len(rows), sum(rows), max(rows))
+    kept = sum(min(length, limit) for length in rows)
+    assert profile.truncated_tokens_fraction(limit) == pytest.approx(1 - kept / sum(rows))
+    assert profile.truncated_rows_fraction(limit) == sum(length > limit for length in rows) / len(rows)
+    assert 0 <= profile.truncated_tokens_fraction(limit) < 1
+
+
+def test_a_percentile_is_the_nearest_rank() -> None:
+    hundred = types.DataProfile(rows_by_length=dict.fromkeys(range(1, 101), 1))
+    assert [hundred.percentile(share) for share in (0.07, 0.5, 0.95, 0.99, 0.999, 1)] == [7, 50, 95, 99, 100, 100]
+    for share in (0, -0.5, 1.01):
+        with pytest.raises(ValueError, match="share of rows"):
+            hundred.percentile(share)
+    evaluated = replace(hundred, longest_evaluated=200)
+    assert (evaluated.asked_length(1), evaluated.asked_length(0.99)) == (200, 99), "all rows include the evaluated ones"
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 9), st.integers(1, 50))
+def test_the_expected_longest_and_the_padding_are_those_of_every_batch_that_can_be_drawn(
+    lengths: list[int], rows: int, limit: int
+) -> None:
+    drawn = min(rows, len(lengths))
+    batches = list(itertools.combinations([min(length, limit) for length in lengths], drawn))
+    assert profile_of(lengths).expected_longest(rows, limit) == pytest.approx(sum(map(max, batches)) / len(batches))
+    batches = list(itertools.combinations(lengths, drawn))
+    real, padded = sum(map(sum, batches)), sum(drawn * max(batch) for batch in batches)
+    assert profile_of(lengths).padding_fraction(rows) == pytest.approx(1 - real / padded)
+
+
+def test_a_million_rows_are_no_less_exact() -> None:
+    """With so many rows, drawing with and without replacement are the same."""
+    million = types.DataProfile(rows_by_length={10: 990_000, 80: 10_000})
+    assert million.expected_longest(4) == pytest.approx(80 - 70 * 0.99**4, rel=1e-5)
+
+
+PAIRS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=6)
+
+
+@given(PAIRS, st.integers(1, 4))
+def test_both_sequences_of_a_pair_are_padded_to_the_longest(sides: list[tuple[int, int]], rows: int) -> None:
+    drawn = min(rows, len(sides))
+    batches = list(itertools.combinations(sides, drawn))
+    real = sum(sum(map(sum, batch)) for batch in batches)
+    padded = sum(2 * drawn * max(map(max, batch)) for batch in batches)
+    profile = profile_of_pairs(sides)
+    assert profile.tokens == sum(map(sum, sides))
+    assert profile.padding_fraction(rows) == pytest.approx(1 - real / padded)
+
+
+@given(PAIRS, st.integers(1, 45))
+def test_dropped_pairs_take_all_their_tokens_with_them(sides: list[tuple[int, int]], limit: int) -> None:
+    kept = [pair for pair in sides if max(pair) <= limit]
+    profile = profile_of_pairs(sides, drops=True)
+    assert profile.kept_tokens(limit) == sum(map(sum, kept))
+    assert profile.expected_longest(1, limit) == pytest.approx(sum(map(max, kept)) / len(kept) if kept else 0)
+
+
+def profile_of(lengths: list[int]) -> types.DataProfile:
+    return types.DataProfile(rows_by_length={length: lengths.count(length) for length in lengths})
+
+
+def profile_of_pairs(sides: list[tuple[int, int]], *, drops: bool = False) -> types.DataProfile:
+    longer = [max(pair) for pair in sides]
+    shorter = {length: sum(min(pair) for pair in sides if max(pair) == length) for length in longer}
+    return replace(profile_of(longer), shorter_sides=shorter, drops=drops)
