@@ -71,10 +71,8 @@ def test_every_knob_that_is_told_or_moved_by_a_lever_is_a_field_of_the_installed
 
 def test_an_old_name_is_no_flag_of_today_and_what_it_stands_for_is() -> None:
     """Some methods may still have a name that others replaced; a name that is taken is a flag of none."""
-    flags, everywhere = (
-        every_trl_field() | set(own_names()),
-        frozenset.intersection(*map(trl_fields, INSTALLED_METHODS)),
-    )
+    flags = every_trl_field() | set(own_names())
+    everywhere = frozenset.intersection(*map(trl_fields, INSTALLED_METHODS))
     same, like, write = (old_names(kind) for kind in ("same", "like", "write"))
     assert sorted(flags & set(same)) == sorted(everywhere & {*like, *write}) == []
     assert len(same | like | write) == len(same) + len(like) + len(write)

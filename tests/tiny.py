@@ -53,10 +53,10 @@ def tiny_config(family: str) -> Any:
         "qwen2": (transformers.Qwen2Config, {}),
         "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
         "llama": (transformers.LlamaConfig, {}),
-        "gemma3": (transformers.Gemma3TextConfig, {"head_dim": 16, **_GEMMA_LAYERS}),
+        "gemma3": (transformers.Gemma3TextConfig, {**_SLIDING, "query_pre_attn_scalar": 16}),
         "qwen3_moe": (transformers.Qwen3MoeConfig, {"head_dim": 16, **_EXPERTS}),
-        "mixtral": (transformers.MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
-        "gpt_oss": (transformers.GptOssConfig, _OSS),
+        "mixtral": (transformers.MixtralConfig, _LOCAL_EXPERTS),
+        "gpt_oss": (transformers.GptOssConfig, {**_SLIDING, **_LOCAL_EXPERTS}),
     }[family]
     return kind(
         hidden_size=64,
@@ -70,15 +70,8 @@ def tiny_config(family: str) -> Any:
     )
 
 
-_GEMMA_LAYERS = {
-    "layer_types": ["sliding_attention", "full_attention"],
-    "sliding_window": WINDOW,
-    "query_pre_attn_scalar": 16,
-}
-_OSS = {
-    **{"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
-    **{"layer_types": _GEMMA_LAYERS["layer_types"], "sliding_window": WINDOW},
-}
+_SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW, "head_dim": 16}
+_LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 VISION_FAMILIES = ("qwen2_5_vl", "gemma3", "smolvlm", "llava")
@@ -150,7 +143,7 @@ def _vision_config(family: str, ids: dict[str, int]) -> tuple[Any, dict[str, Any
         return config, {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2, **pixels}
     if family == "gemma3":
         config = transformers.Gemma3Config(
-            text_config={**text, "head_dim": 16, **_GEMMA_LAYERS},
+            text_config={**text, **_SLIDING, "query_pre_attn_scalar": 16},
             vision_config=tower,
             mm_tokens_per_image=4,
             image_token_index=ids["<image_soft_token>"],

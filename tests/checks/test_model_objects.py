@@ -114,9 +114,8 @@ def test_loading_with_kernels_from_the_hub_is_refused() -> None:
 
 @pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
 def test_a_model_that_bitsandbytes_quantized_is_refused_only_if_it_is_spread(bits: str, qwen: pathlib.Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(
-        qwen, device_map=None, quantization_config=BitsAndBytesConfig(**{bits: True})
-    )
+    config = BitsAndBytesConfig(**{bits: True})
+    model = AutoModelForCausalLM.from_pretrained(qwen, device_map=None, quantization_config=config)
     model.hf_device_map = {"": 0}
     check_model_object(model, gets_adapter=True)
     model.hf_device_map = {"model": 0, "lm_head": "cpu"}

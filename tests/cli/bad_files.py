@@ -106,11 +106,7 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> None:
     os.mkfifo(folder / "pipe.yaml")
     # good data of other kinds
     spoken = [{"text": " ".join(message["content"] for message in row["messages"])} for row in rows]
-    written = {
-        "splits/train": rows,
-        "splits/test": rows[:8],
-        "text": spoken,
-        "long_prompt": [{"prompt": "How many? " * 800}],
-    }
+    written = {"splits/train": rows, "splits/test": rows[:8], "text": spoken}
+    written["long_prompt"] = [{"prompt": "How many? " * 800}]
     for name, some in written.items():
         word_problems.write_rows(folder / f"{name}.jsonl", some)

@@ -100,11 +100,8 @@ def test_a_whole_model_is_served_and_talked_to(
     whole, run = str(make_run("whole", "model.safetensors")), str(make_run("run", *ADAPTER))
     reward = str(make_run("reward", "model.safetensors", method="reward"))
     monkeypatch.setattr(trained_model_commands, "installed_versions", lambda names: dict.fromkeys(names))
-    for folder, message in [
-        (run, f"autofit merge {run}"),
-        (reward, "scores texts"),
-        (whole, f"transformers serve {whole}"),
-    ]:
+    said = {run: f"autofit merge {run}", reward: "scores texts", whole: f"transformers serve {whole}"}
+    for folder, message in said.items():
         assert main.run(["chat", folder]) == 2
         assert message in " ".join(capsys.readouterr().err.split())
     started: list[list[str]] = []

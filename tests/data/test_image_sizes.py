@@ -113,7 +113,7 @@ def test_images_within_messages_count_and_marks_of_places_do_not() -> None:
 def test_what_cannot_be_read_is_named_by_its_row(tmp_path: pathlib.Path) -> None:
     (tmp_path / "good.png").write_bytes(image())
     for value, why in (
-        ("nowhere.png", "there is no file nowhere.png"),
+        ("no.png", "there is no file no.png"),
         ("https://a.b/c.png", "https://a.b/c.png is on"),
     ):
         with pytest.raises(DatasetFormatError, match=f"An image of row 2 cannot be read: {why}"):

@@ -4,7 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
-import pathlib
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -36,31 +36,31 @@ def labelled(*labels: Any) -> list[dict[str, Any]]:
 
 Shape = tuple[str, Any, int | str]
 SHAPES: dict[str, Shape] = {
-    # kind of rows: the method and the file's suffix, its content, and the rows that are read, or what is said
-    "text": ("sft .jsonl", TEXTS, 2),
-    "messages": ("sft .jsonl", said(ASKED, SAID), 2),
-    "from and value": ("sft .jsonl", [{"conversations": [HUMAN, GPT]}], 1),
-    "tool calls": ("sft .jsonl", said(ASKED, CALLS, {"role": "tool", "name": "add", "content": "4"}), 2),
-    "tools": ("sft .jsonl", [{"messages": [ASKED, SAID], "tools": [{"type": "function"}]}], 1),
-    "completion": ("sft .jsonl", [{"prompt": "a", "completion": "b"}], 1),
-    "spoken completion": ("sft .jsonl", [{"prompt": [ASKED], "completion": [SAID]}], 1),
-    "tokens": ("sft .jsonl", [{"input_ids": [1, 2], "labels": [-100, 2]}], 1),
-    "pairs": ("dpo .jsonl", [PAIR], 1),
-    "pairs without prompt": ("dpo .jsonl", [{"chosen": [ASKED, SAID], "rejected": [ASKED, SAID]}], 1),
-    "tokens of pairs, older names": ("reward .jsonl", [{"chosen_input_ids": [1, 2], "rejected_input_ids": [3]}], 1),
-    "labels": ("kto .jsonl", labelled(True, False), 2),
-    "labels as numbers": ("kto .jsonl", labelled(1, 0), 2),
+    # kind of rows: the method and the suffix if not .jsonl, the content, and the rows that are read, or what is said
+    "text": ("sft", TEXTS, 2),
+    "messages": ("sft", said(ASKED, SAID), 2),
+    "from and value": ("sft", [{"conversations": [HUMAN, GPT]}], 1),
+    "tool calls": ("sft", said(ASKED, CALLS, {"role": "tool", "name": "add", "content": "4"}), 2),
+    "tools": ("sft", [{"messages": [ASKED, SAID], "tools": [{"type": "function"}]}], 1),
+    "completion": ("sft", [{"prompt": "a", "completion": "b"}], 1),
+    "spoken completion": ("sft", [{"prompt": [ASKED], "completion": [SAID]}], 1),
+    "tokens": ("sft", [{"input_ids": [1, 2], "labels": [-100, 2]}], 1),
+    "pairs": ("dpo", [PAIR], 1),
+    "pairs without prompt": ("dpo", [{"chosen": [ASKED, SAID], "rejected": [ASKED, SAID]}], 1),
+    "tokens of pairs, older names": ("reward", [{"chosen_input_ids": [1, 2], "rejected_input_ids": [3]}], 1),
+    "labels": ("kto", labelled(True, False), 2),
+    "labels as numbers": ("kto", labelled(1, 0), 2),
     "labels in csv": ("kto .csv", "prompt,completion,label\na,b,true\na,b,false\n", 2),
-    "prompts": ("grpo .jsonl", [{"prompt": "a"}, {"prompt": "b", "solution": "4"}], 2),
-    "other columns": ("sft .jsonl", [{"text": "a", "id": 3, "meta": {"k": [1]}}, {"text": "b", "id": "x"}], 2),
-    "not a number beside": ("sft .jsonl", '{"text": "a", "score": NaN}\n', 1),
-    "unicode": ("sft .jsonl", '{"text": "Ünï 😀 \u2028 漢字"}\n', 1),
-    "byte order mark": ("sft .jsonl", '\ufeff{"text": "a"}\n', 1),
-    "carriage returns": ("sft .jsonl", '{"text": "a"}\r\n{"text": "b"}\r\n', 2),
-    "blank lines": ("sft .jsonl", '\n{"text": "a"}\n\n  \n{"text": "b"}', 2),
-    "long row": ("sft .jsonl", [{"text": "x " * 600_000}, {"text": "b"}], 2),
+    "prompts": ("grpo", [{"prompt": "a"}, {"prompt": "b", "solution": "4"}], 2),
+    "other columns": ("sft", [{"text": "a", "id": 3, "meta": {"k": [1]}}, {"text": "b", "id": "x"}], 2),
+    "not a number beside": ("sft", '{"text": "a", "score": NaN}\n', 1),
+    "unicode": ("sft", '{"text": "Ünï 😀 \u2028 漢字"}\n', 1),
+    "byte order mark": ("sft", '\ufeff{"text": "a"}\n', 1),
+    "carriage returns": ("sft", '{"text": "a"}\r\n{"text": "b"}\r\n', 2),
+    "blank lines": ("sft", '\n{"text": "a"}\n\n  \n{"text": "b"}', 2),
+    "long row": ("sft", [{"text": "x " * 600_000}, {"text": "b"}], 2),
     "list": ("sft .json", json.dumps(TEXTS, indent=1), 2),
-    "list in lines' place": ("sft .jsonl", json.dumps(TEXTS, indent=1), 2),
+    "list in lines' place": ("sft", json.dumps(TEXTS, indent=1), 2),
     "list of texts": ("sft .json", '["a", "b"]', 2),
     "one object": ("sft .json", json.dumps({"messages": [ASKED, SAID]}, indent=1), 1),
     "ndjson": ("sft .ndjson", TEXTS, 2),
@@ -72,63 +72,35 @@ SHAPES: dict[str, Shape] = {
     "bzip2": ("sft .jsonl.bz2", bz2.compress(b'{"text": "a"}\n'), 1),
     "xz": ("sft .jsonl.xz", lzma.compress(b'{"text": "a"}\n'), 1),
     # what is refused
-    "no content": (
-        "sft .jsonl",
-        said(ASKED, {**SAID, "content": None}),
-        "line 2, message 2 of messages has no content",
-    ),
-    "no role": ("sft .jsonl", said({"rol": "user", "content": "a"}), "line 2, message 1 of messages has no role"),
-    "unknown role": ("sft .jsonl", said(ASKED, {**SAID, "role": "assistnt"}), "line 2, message 2 .* role 'assistnt'"),
-    "parts": ("sft .jsonl", said(PARTS, SAID), "line 2, message 1 of messages has a list of parts as content"),
-    "content a number": (
-        "sft .jsonl",
-        said({**ASKED, "content": 4}),
-        "line 2, message 1 of messages has the content 4",
-    ),
-    "no messages": ("sft .jsonl", [*said(), {"messages": []}], "line 2, messages has no messages, and 1 more such row"),
-    "messages as text": ("sft .jsonl", [{"messages": "hello"}], 'messages is "hello", not a list of messages'),
-    "texts as messages": (
-        "sft .jsonl",
-        [{"messages": ["hi"]}],
-        'message 1 of messages is "hi", not an object with role',
-    ),
-    "role in conversations": ("sft .jsonl", [{"conversations": [ASKED]}], "role: rename conversations to messages"),
-    "from in messages": ("sft .jsonl", [{"messages": [HUMAN]}], "no role, but from: rename messages to conversations"),
-    "value is null": ("sft .jsonl", [{"conversations": [HUMAN, {**GPT, "value": None}]}], "conversations has no value"),
-    "prompt and text": (
-        "sft .jsonl",
-        [{"prompt": [ASKED], "completion": "b"}],
-        "completion is text, but prompt is a c",
-    ),
-    "prompt an object": ("grpo .jsonl", [{"prompt": ASKED}], "prompt is .*, not text or a list of messages"),
-    "prompt is empty": ("grpo .jsonl", [{"prompt": [ASKED]}, {"prompt": []}], "line 2, prompt has no messages"),
-    "text and chat": (
-        "dpo .jsonl",
-        [PAIR, {**PAIR, "chosen": [SAID]}],
-        "line 2, prompt is text, but chosen is a conver",
-    ),
-    "label as text": ("kto .jsonl", labelled("true", "false"), 'label is "true", not true or false, and 1 more'),
-    "label is null": ("kto .jsonl", labelled(True, None), "line 2, label is null"),
-    "no tokens": (
-        "sft .jsonl",
-        [{"input_ids": [5, 6]}, {"input_ids": []}],
-        "line 2, input_ids is .*not a list of whole",
-    ),
-    "tokens with a point": ("sft .jsonl", [{"input_ids": [1.5, 2]}], "input_ids is .*not a list of whole numbers"),
-    "number": ("sft .jsonl", [{"text": "a"}, {"text": 5}], "line 2, text is 5, not text"),
-    "not a number": ("sft .jsonl", '{"text": NaN}', "line 1, text is NaN, not text"),
-    "null after a blank line": ("sft .jsonl", '\n{"text": null}\n', "line 2, text is null, not text"),
+    "no content": ("sft", said(ASKED, {**SAID, "content": None}), "line 2, message 2 of messages has no content"),
+    "no role": ("sft", said({"rol": "user", "content": "a"}), "line 2, message 1 of messages has no role"),
+    "unknown role": ("sft", said(ASKED, {**SAID, "role": "assistnt"}), "line 2, message 2 .* role 'assistnt'"),
+    "parts": ("sft", said(PARTS, SAID), "line 2, message 1 of messages has a list of parts as content"),
+    "content a number": ("sft", said({**ASKED, "content": 4}), "line 2, message 1 of messages has the content 4"),
+    "no messages": ("sft", [*said(), {"messages": []}], "line 2, messages has no messages, and 1 more such row"),
+    "messages as text": ("sft", [{"messages": "hello"}], 'messages is "hello", not a list of messages'),
+    "texts as messages": ("sft", [{"messages": ["hi"]}], 'message 1 of messages is "hi", not an object with role'),
+    "role in conversations": ("sft", [{"conversations": [ASKED]}], "role: rename conversations to messages"),
+    "from in messages": ("sft", [{"messages": [HUMAN]}], "no role, but from: rename messages to conversations"),
+    "value is null": ("sft", [{"conversations": [HUMAN, {**GPT, "value": None}]}], "conversations has no value"),
+    "prompt and text": ("sft", [{"prompt": [ASKED], "completion": "b"}], "completion is text, but prompt is a c"),
+    "prompt an object": ("grpo", [{"prompt": ASKED}], "prompt is .*, not text or a list of messages"),
+    "prompt is empty": ("grpo", [{"prompt": [ASKED]}, {"prompt": []}], "line 2, prompt has no messages"),
+    "text and chat": ("dpo", [PAIR, {**PAIR, "chosen": [SAID]}], "line 2, prompt is text, but chosen is a conver"),
+    "label as text": ("kto", labelled("true", "false"), 'label is "true", not true or false, and 1 more'),
+    "label is null": ("kto", labelled(True, None), "line 2, label is null"),
+    "no tokens": ("sft", [{"input_ids": [5, 6]}, {"input_ids": []}], "line 2, input_ids is .*not a list of whole"),
+    "tokens with a point": ("sft", [{"input_ids": [1.5, 2]}], "input_ids is .*not a list of whole numbers"),
+    "number": ("sft", [{"text": "a"}, {"text": 5}], "line 2, text is 5, not text"),
+    "not a number": ("sft", '{"text": NaN}', "line 1, text is NaN, not text"),
+    "null after a blank line": ("sft", '\n{"text": null}\n', "line 2, text is null, not text"),
     "null in a packed file": ("sft .jsonl.gz", gzip.compress(b'\n{"text": null}'), "line 2, text is null, not text"),
-    "null far below": ("sft .jsonl", [*TEXTS * 60, {"text": None}], "line 121, text is null"),
+    "null far below": ("sft", [*TEXTS * 60, {"text": None}], "line 121, text is null"),
     "empty cell": ("sft .csv", "prompt,completion\na,\nb,c\n", "row 1, completion is null"),
     "NA": ("sft .csv", "text\nhello\nNA\n", "(?s)row 2, text is null.*an empty cell, NA and null"),
-    "instruction and output": (
-        "sft .jsonl",
-        [{"instruction": "a", "input": "", "output": "b"}],
-        "no format that TRL kn",
-    ),
-    "nested": ("sft .jsonl", [{"example": {"text": "a"}}], r"columns example\), and SFTTrainer"),
-    "other method": ("dpo .jsonl", [{"prompt": "a", "completion": "b"}], "holds prompts with completions"),
+    "instruction and output": ("sft", [{"instruction": "a", "input": "", "output": "b"}], "no format that TRL kn"),
+    "nested": ("sft", [{"example": {"text": "a"}}], r"columns example\), and SFTTrainer"),
+    "other method": ("dpo", [{"prompt": "a", "completion": "b"}], "holds prompts with completions"),
     "no header": ("sft .csv", "hello there,hi\nb,c\n", "columns hello there, hi"),
     "semicolons": ("sft .csv", "prompt;completion\na;b, c\n", "separates its columns by ';'.*\n.*sep=';'"),
     "tabs": ("sft .tsv", "prompt\tcompletion\na\tb\n", r"separates its columns by '\\t'"),
@@ -136,14 +108,14 @@ SHAPES: dict[str, Shape] = {
     "rows in much data": ("sft .json", json.dumps({"data": TEXTS * 60_000}), "rows in 'data'"),
     "splits": ("sft .json", json.dumps({"train": TEXTS, "test": TEXTS}), "rows in 'train' and 'test'"),
     "columns": ("sft .json", '{"text": ["a", "b"]}', r'text is \["a", "b"\], not text'),
-    "null among rows": ("sft .jsonl", 'null\n{"text": "a"}\n', "line 1 is not a JSON object"),
-    "list among rows": ("sft .jsonl", '{"text": "a"}\n[1, 2]\n', "line 2 is not a JSON object"),
-    "cut line": ("sft .jsonl", '\ufeff{"text": "a"}\n{"text":\n', "line 2, column 9 is not JSON"),
+    "null among rows": ("sft", 'null\n{"text": "a"}\n', "line 1 is not a JSON object"),
+    "list among rows": ("sft", '{"text": "a"}\n[1, 2]\n', "line 2 is not a JSON object"),
+    "cut line": ("sft", '\ufeff{"text": "a"}\n{"text":\n', "line 2, column 9 is not JSON"),
     "cut list": ("sft .json", '[{"text": "a"},', "line 1, column 16 is not JSON"),
     "bad line of .json": ("sft .json", '{"text": "a"}\n{"text": "c"}\n{"text": b}\n', "line 3, column 10 is not JSON"),
-    "comma after a row": ("sft .jsonl", '{"text": "a"},\n', "line 1, column 14 is not JSON"),
-    "repeated key": ("sft .jsonl", '{"text": "a", "text": "b"}\n', "specified twice in row 0"),
-    "very deep": ("sft .jsonl", '{"text":' + "[" * 2000 + "]" * 2000 + "}", "nested too deeply"),
+    "comma after a row": ("sft", '{"text": "a"},\n', "line 1, column 14 is not JSON"),
+    "repeated key": ("sft", '{"text": "a", "text": "b"}\n', "specified twice in row 0"),
+    "very deep": ("sft", '{"text":' + "[" * 2000 + "]" * 2000 + "}", "nested too deeply"),
     "latin-1": ("sft .csv", "text\ncaf\xe9\n".encode("latin-1"), "line 2 is not UTF-8"),
     "not packed": ("sft .jsonl.gz", b'{"text": "a"}\n', "cannot be unpacked"),
     "cut when packed": ("sft .jsonl.gz", gzip.compress(b'{"text": "a"}\n')[:20], "cannot be unpacked"),
@@ -154,16 +126,15 @@ SHAPES: dict[str, Shape] = {
 
 
 @pytest.fixture(scope="module")
-def template(qwen: pathlib.Path) -> str:
+def template(qwen: Path) -> str:
     return str(load_tokenizer(str(qwen)).chat_template)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_rows_of_each_shape_are_read_or_refused_with_the_reason(
-    kind: str, template: str, tmp_path: pathlib.Path
-) -> None:
-    (method, suffix), content, expected = SHAPES[kind][0].split(), *SHAPES[kind][1:]
-    path = tmp_path / f"rows{suffix}"
+def test_rows_of_each_shape_are_read_or_refused_with_the_reason(kind: str, template: str, tmp_path: Path) -> None:
+    where, content, expected = SHAPES[kind]
+    method, _, suffix = where.partition(" ")
+    path = tmp_path / f"rows{suffix or '.jsonl'}"
     if isinstance(content, list):
         content = "".join(json.dumps(row) + "\n" for row in content)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -185,7 +156,7 @@ def test_rows_of_each_shape_are_read_or_refused_with_the_reason(
         assert raised.value.hint
 
 
-def test_folders_of_each_kind_are_read(tmp_path: pathlib.Path) -> None:
+def test_folders_of_each_kind_are_read(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_list(TEXTS)
     rows.save_to_disk(tmp_path / "saved")
     datasets.DatasetDict(train=rows, test=rows).save_to_disk(tmp_path / "splits")

@@ -16,9 +16,7 @@ from autotrain_mem.worker.pool import Workers
 from tests.forked import Forge
 from tests.tiny import tiny_config
 
-QUIET = AutoFit(
-    gpu="80MiB", show=False, fit="lossless", forbid=frozenset({"activation_offloading", "optimizer_offload"})
-)
+QUIET = AutoFit(gpu="80MiB", show=False, fit="lossless", forbid=["activation_offloading", "optimizer_offload"])
 """Leaves a search little to choose, for tests of something else."""
 SETTLED = {"per_device_train_batch_size": 4, "gradient_checkpointing": False, "optim": "adamw_torch"}
 

@@ -29,8 +29,9 @@ from autotrain_mem.types import Hardware, Plan
 from autotrain_mem.worker import server
 from tests.forked import Forge
 
-SIZES = {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 4}
 FSDP = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True}}
+SIZES = {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 4}
+HSDP = FSDP | {"parallelism_config": SIZES}
 
 
 def started(
@@ -54,10 +55,7 @@ def test_a_single_process_is_launched_by_nobody_and_torchrun_is_ddp(monkeypatch:
     ("config", "pins"),
     [
         (FSDP, {"sharding": "fsdp2", "fsdp_offload_params": True}),
-        (
-            FSDP | {"parallelism_config": SIZES},
-            {"sharding": "hsdp", "fsdp_offload_params": True, "dp_replicate_size": 2},
-        ),
+        (HSDP, {"sharding": "hsdp", "fsdp_offload_params": True, "dp_replicate_size": 2}),
         (
             {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_activation_checkpointing": True}},
             {"sharding": "fsdp2", "fsdp_offload_params": False, "gradient_checkpointing": False},

@@ -206,12 +206,10 @@ def test_nvml_starts_once_a_process_and_again_after_an_error(nvml: FakeNvml, mon
 
 
 def test_a_split_card_is_its_first_instance_or_the_one_of_a_uuid(nvml: FakeNvml) -> None:
-    split = split_a100(
-        None, FakeInstance(X, total_mib=4864, unlisted_bytes=1000 * MIB), FakeInstance(Y, total_mib=9856)
-    )
+    split = split_a100(None, FakeInstance(X, total_mib=4864, unlisted_bytes=GIB), FakeInstance(Y, total_mib=9856))
     nvml.gpus = [FakeGpu(A), split]  # an instance hides whole cards
     (device,) = detect()
-    assert (device.index, device.uuid, device.total_bytes, device.free_bytes) == (1, X, 4864 * MIB, 3864 * MIB)
+    assert (device.index, device.uuid, device.total_bytes, device.free_bytes) == (1, X, 4864 * MIB, 3840 * MIB)
     assert device.name.endswith("MIG 1g.5gb")
     assert device.bandwidth_bytes_per_second is None
     nvml.gpus = [split_a100(None, None)]

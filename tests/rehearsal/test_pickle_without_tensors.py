@@ -252,17 +252,10 @@ def test_what_cannot_be_sent_is_named_with_the_argument_that_holds_it() -> None:
 def test_a_generator_of_random_numbers_and_a_device_arrive_as_the_cpus_and_optimizers_as_torchs_own() -> None:
     adamw = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
     doubled = functools.cache(lambda number: 2 * number)
-    sent = [
-        torch.Generator(),
-        torch.device("cuda:1"),
-        adamw,
-        (torch.optim.SGD, {"lr": 1.0}),
-        weakref.ref(adamw),
-        doubled,
-    ]
+    sent = [torch.Generator(), torch.device("cuda:1"), adamw, (torch.optim.SGD, {"lr": 1}), weakref.ref(adamw), doubled]
     generator, device, optimizer, rest, reference, function = unpack(pack(sent))
     assert (type(generator), type(optimizer)) == (torch.Generator, torch.optim.AdamW)
-    assert (device, rest) == (torch.device("cpu"), (torch.optim.SGD, {"lr": 1.0}))
+    assert (device, rest) == (torch.device("cpu"), (torch.optim.SGD, {"lr": 1}))
     assert (reference(), function(4)) == (optimizer, 8)
     assert unpack(pack(fnmatch._compile_pattern)) is fnmatch._compile_pattern, "a module has it"
     assert unpack(pack(weakref.ref(set())))() is None

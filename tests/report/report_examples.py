@@ -108,9 +108,8 @@ def crowded(*, refused_bytes: int | None = 1_288_490_189, fits_expanded: bool = 
     expandable = reserved(peak + 40 * MIB, slack_bytes=40 * MIB)
     if not fits_expanded:
         expandable = reserved(room + GIB // 2, slack_bytes=room + GIB // 2 - peak, retries=2)
-    return replace(
-        tried, memory=replace(tried.memory, reserved=ReservedByMode(native=native, expandable_segments=expandable))
-    )
+    both = ReservedByMode(native=native, expandable_segments=expandable)
+    return replace(tried, memory=replace(tried.memory, reserved=both))
 
 
 def attempt(knobs: Knobs, needed_gib: float, *, tokens_per_second: float | None = None, **more: Any) -> Candidate:

@@ -53,9 +53,8 @@ def card(name: str, gib: float) -> Hardware:
 
 
 def verdict(name: str, gib: float, level: str, knobs: Knobs, *, scale: float = 1.0) -> CardVerdict:
-    return CardVerdict(
-        hardware=card(name, gib), level=level, estimate=estimate(card(name, gib), scale=scale, knobs=knobs)
-    )
+    hardware = card(name, gib)
+    return CardVerdict(hardware=hardware, level=level, estimate=estimate(hardware, scale=scale, knobs=knobs))
 
 
 def refused(name: str, gib: float, refusal: str) -> CardVerdict:
@@ -258,10 +257,8 @@ def test_a_shared_figure_is_never_a_whole_digit_off(sizes: list[int]) -> None:
 
 def test_a_shortfall_smaller_than_a_digit_is_still_named() -> None:
     fits = estimate()
-    short = replace(fits, budget_bytes=fits.required_bytes - 3 * MIB)
-    assert "does not fit rtx3060: needs 8.51 GiB of 8.51 GiB (fixed-size segments), 3.00 MiB" in rendered(
-        estimate_view(short)
-    )
+    told = rendered(estimate_view(replace(fits, budget_bytes=fits.required_bytes - 3 * MIB)))
+    assert "does not fit rtx3060: needs 8.51 GiB of 8.51 GiB (fixed-size segments), 3.00 MiB" in told
 
 
 def test_an_error_is_wrapped_below_its_text_on_a_terminal_and_whole_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,13 +176,10 @@ def test_watch_follows_a_run_to_its_end_and_refuses_what_is_none(
 
 def test_what_was_measured_and_logged_at_a_step_is_one_moment(tmp_path: Path) -> None:
     begin, device = {"event": "start", "time": 100.0, "step": 0}, codec.to_json(DEVICE)
-    sample = {"event": "sample", "time": 105.0, "step": 5, "device": device}
+    sample = {"event": "sample", "time": 105.0, "step": 5, "device": device, "tokens_per_second": 7.5}
     incident = {"step": 6, "phase": "forward", "remedy": "split in two", "message": ""}
     written: dict[str, list[dict[str, Any]]] = {
-        RECORD_NAME: [
-            begin | {"total_bytes": 99, "predicted_bytes": {"forward": 20}},
-            sample | {"tokens_per_second": 7.5},
-        ],
+        RECORD_NAME: [begin | {"total_bytes": 99, "predicted_bytes": {"forward": 20}}, sample],
         "memory.rank1.jsonl": [sample],
         EVENTS_NAME: [
             begin | {"total_steps": 60},

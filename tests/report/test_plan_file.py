@@ -253,14 +253,10 @@ def test_a_variable_that_no_plan_holds_is_not_taken_from_one(name: str, monkeypa
 
 def test_a_plans_variables_and_code_are_told_before_any_process_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    job = replace(
-        PLAN.job,
-        arguments={"trust_remote_code": True},
-        environment={"OMP_NUM_THREADS": "2", "WANDB_NAME": "a", "HF_TOKEN": "secret", "A": "1"},
-    )
-    request = RunRequest(
-        method="sft", autofit=AutoFit(plan=replace(PLAN, job=job)), environment={"WANDB_NAME": "b", "A": "2"}
-    )
+    variables = {"OMP_NUM_THREADS": "2", "WANDB_NAME": "a", "HF_TOKEN": "secret", "A": "1"}
+    job = replace(PLAN.job, arguments={"trust_remote_code": True}, environment=variables)
+    autofit = AutoFit(plan=replace(PLAN, job=job))
+    request = RunRequest(method="sft", autofit=autofit, environment={"WANDB_NAME": "b", "A": "2"})
     notes = list[str]()
     followed = with_plan(request, PlanHints(other_method="", objects=""), notes.append, to_train=False)
     assert followed.environment == {"OMP_NUM_THREADS": "2", "WANDB_NAME": "b", "A": "2"}

@@ -130,12 +130,8 @@ OTHERS = (
     OtherProcess(pid=0, name="", used_bytes=64 * MIB),
 )
 BEFORE = replace(CHOSEN, per_device_train_batch_size=8, gradient_accumulation_steps=8, gradient_checkpointing=False)
-BESIDE = {
-    "event": "probe",
-    "probe": codec.to_json(replace(probe(1), others=OTHERS)),
-    "predicted_bytes": 1,
-    "budget_bytes": 1,
-}
+PROBED = codec.to_json(replace(probe(1), others=OTHERS))
+BESIDE = {"event": "probe", "probe": PROBED, "predicted_bytes": 1, "budget_bytes": 1}
 
 
 def replanned(before: Knobs, **changes: object) -> dict[str, object]:
@@ -190,9 +186,7 @@ def test_what_was_asked_to_be_as_much_as_fits_stands_beside_each_attempt() -> No
 def test_a_plan_is_explained_without_any_library_that_is_slow_to_import(tmp_path: Path) -> None:
     """Nothing but the standard library and rich, so that it answers at once."""
     write_json(tmp_path / PLAN_NAME, codec.to_json(PLAN))
-    loaded, said = loaded_by(
-        f"from autotrain_mem.cli import main\nassert main.run(['explain', {str(tmp_path)!r}]) == 0"
-    )
+    loaded, said = loaded_by(f"from autotrain_mem.cli import main\nassert main.run(['explain', '{tmp_path}']) == 0")
     assert said.startswith("autofit sft --model Qwen/Qwen2.5-1.5B\nfits rtx3060")
     assert not loaded & (SLOW_TO_IMPORT | {"yaml", "pynvml", "psutil"})
 

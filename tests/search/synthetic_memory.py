@@ -21,12 +21,8 @@ from autotrain_mem.types.estimate import Estimate, MemoryEstimate, ReservedByMod
 from autotrain_mem.types.model import ModelFacts
 
 TRL = TRL_DEFAULTS
-SLOWED = {
-    "gradient_checkpointing": 4 / 3,
-    "activation_offloading": 1.2,
-    "optimizer_offload": 1.5,
-    "fsdp_offload_params": 3.0,
-}
+SLOWED = {"gradient_checkpointing": 4 / 3, "activation_offloading": 1.2}
+SLOWED |= {"optimizer_offload": 1.5, "fsdp_offload_params": 3.0}
 ONLINE = replace(TRL, max_length=None, max_completion_length=64, num_generations=8)
 EIGHT = replace(TRL, processes=8, sharding="ddp")
 PPO = replace(TRL, max_length=None, response_length=53, local_rollout_forward_batch_size=64)

@@ -140,9 +140,7 @@ def quality(space: Space, model: LinearMemory, found: SearchResult | None) -> fl
     return found.estimate.tokens_per_second / best[1]
 
 
-@pytest.mark.parametrize(
-    ("kind", "middle", "ninth_decile"), [("one", 8, 14), ("several", 7, 12), ("pinned", 8, 14)], ids=str
-)
+@pytest.mark.parametrize(("kind", "middle", "ninth_decile"), [("one", 8, 14), ("several", 7, 12), ("pinned", 8, 14)])
 def test_plans_are_as_fast_as_the_grids_best_and_rehearsals_are_few(kind: str, middle: int, ninth_decile: int) -> None:
     """Bytes that stray from the line may hide a point. Rehearsals include the next level's and the confirmation's.
 

@@ -149,9 +149,8 @@ HAMMER = """
 
 
 def hammer(folder: pathlib.Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(HAMMER), str(folder)], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", textwrap.dedent(HAMMER), str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def test_of_two_processes_neither_reads_a_torn_value_and_a_killed_one_leaves_none(

@@ -59,7 +59,7 @@ FORMATTED: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
     "columns of no format": ({}, lambda: rows(name=NAMES)),
     "another column of text": (
         {"dataset_text_field": "story"},
-        lambda: rows(name=NAMES, story=["Once.", "Once upon a time."]),
+        lambda: rows(name=NAMES, story=["One.", "Once more."]),
     ),
 }
 

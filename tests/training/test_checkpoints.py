@@ -115,13 +115,8 @@ def test_the_manifest_is_written_last_and_synced_too(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", fsync)
     _prove(made)
-    assert synced == [
-        *sorted(FILES),
-        made.name,
-        tmp_path.name,
-        f".{checkpoints.MANIFEST}".removesuffix(".json"),
-        made.name,
-    ]
+    manifest = f".{checkpoints.MANIFEST}".removesuffix(".json")
+    assert synced == [*sorted(FILES), made.name, tmp_path.name, manifest, made.name]
 
 
 @pytest.mark.parametrize(

@@ -345,10 +345,8 @@ def run(folder: Path, *says: Mapping[str, Any] | BaseException) -> Probe:
 def test_a_childs_error_is_raised_with_the_place_of_its_log_and_a_full_card_is_an_answer(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="The trainer raised ValueError") as raised:
         run(tmp_path, TrainingError("The trainer raised ValueError: no", hint="Change the flag.").to_json())
-    assert raised.value.hint.splitlines() == [
-        "Change the flag.",
-        f"The trainer's output is in {tmp_path / PROBE_LOG_NAME}.",
-    ]
+    place = f"The trainer's output is in {tmp_path / PROBE_LOG_NAME}."
+    assert raised.value.hint.splitlines() == ["Change the flag.", place]
     words = "Error out of memory at line 89 in file /src/csrc/pythonInterface.cpp"
     made = run(tmp_path, RankDied(0, ChildDied(1, f"step 1\n{words}\n")))
     assert (made.fits, made.refused, made.measured) == (False, words, None)

@@ -73,12 +73,8 @@ def test_on_a_simulated_card_the_figures_are_those_of_the_moment_to_the_byte() -
     shortage = shortage_of(error, trainer(), device)
     assert (shortage.requested_bytes, shortage.segment_bytes, shortage.step) == (90 * MIB - 5, 90 * MIB, 3)
     assert shortage.phase is Phase.OPTIMIZER_STEP
-    assert shortage.measured == {
-        Owner.WEIGHTS: 20 * MIB,
-        Owner.GRADIENTS: 10 * MIB,
-        Owner.TEMPORARY: 7,
-        Owner.OTHER: 505,
-    }
+    owners = {Owner.WEIGHTS: 20 * MIB, Owner.GRADIENTS: 10 * MIB, Owner.TEMPORARY: 7, Owner.OTHER: 505}
+    assert shortage.measured == owners
     assert (shortage.allocated_bytes, shortage.rest_bytes) == (30 * MIB + 512, 0)
     assert shortage.outside_bytes == 10 * MIB
     assert shortage.others_bytes == CARD.total_bytes - CARD.free_bytes
