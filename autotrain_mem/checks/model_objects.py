@@ -82,8 +82,7 @@ def _unknown_tensors(model: Any) -> Iterator[_Problem]:
             )
         elif tensor.device.type == "meta":
             yield f"has no weights: {name} is on the meta device.", "Load its weights, or move it with model.to_empty."
-    devices = {tensor.device for _, tensor in tensors}
-    if len(devices) > 1:
+    if len(devices := {tensor.device for _, tensor in tensors}) > 1:
         yield f"is spread over {_listed(devices)}; only one is supported.", "Move it to one: model.to('cuda:0')."
     if others := {device.type for device in devices} - {"cpu", "cuda"}:
         yield (

@@ -110,8 +110,7 @@ def shared_tokens(flags: Flags) -> Problems:
 
 
 def _size(given: Mapping[str, Any], name: str) -> int:
-    size = given.get(name)
-    return size if isinstance(size, int) else 1
+    return size if isinstance(size := given.get(name), int) else 1
 
 
 def _shared(flags: Flags, way: SharedTokens, size: int) -> Problems:

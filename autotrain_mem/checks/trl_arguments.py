@@ -54,8 +54,7 @@ def kept_inputs(flags: Flags) -> Problems:
 
 def accelerator(flags: Flags) -> Problems:
     """Refuses two keys of accelerate's config that change the planned batch."""
-    config = flags.given.get("accelerator_config")
-    if isinstance(config, str):
+    if isinstance(config := flags.given.get("accelerator_config"), str):
         # JSON or a file's path (``transformers/training_args.py: __post_init__``); TRL refuses an unreadable one.
         with contextlib.suppress(OSError, ValueError):
             config = json.loads(config if config.startswith("{") else Path(config).read_text(encoding="utf-8"))

@@ -109,8 +109,7 @@ def _model(name: str, filled: Configs, scratch: str) -> Any:
     from huggingface_hub import try_to_load_from_cache
 
     for file in _TOKENIZER_FILES:  # .../snapshots/COMMIT/tokenizer.json; TRL loads only revision main
-        cached = try_to_load_from_cache(name, file)
-        if isinstance(cached, str):
+        if isinstance(cached := try_to_load_from_cache(name, file), str):
             return pathlib.Path(cached).parent.name
     return _written(load_tokenizer(name, trust_remote_code=trusts_remote_code(filled)), scratch)
 

@@ -38,8 +38,7 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
             _lengths(job, filled, splits[split], load.rows_name(job, filled, split))
             for split in (filled.script.dataset_train_split, *load.evaluated_splits(job, filled, splits))
         )
-    lengths = Counter(trained.longer)
-    if max(lengths, default=0) < FEWEST_TOKENS[job.is_online]:
+    if max(lengths := Counter(trained.longer), default=0) < FEWEST_TOKENS[job.is_online]:
         raise errors.EmptyDatasetError(
             f"No row of {load.dataset_name(job)} has enough tokens to train on.",
             hint="Every row is empty or was dropped as fully masked; check the chat template and the columns.",

@@ -129,8 +129,7 @@ def _derived(config: Any) -> frozenset[str]:
 
 def _of_model(keywords: Keywords) -> dict[str, Any]:
     """Returns the settings with which the model is, or was, loaded."""
-    model = keywords["model"]
-    if not isinstance(model, str):
+    if not isinstance(model := keywords["model"], str):
         adapted = {"use_peft": True} if is_adapted(model) else {}
         return {"dtype": main_dtype(model), **dict.fromkeys(BASE_BITS, False), **adapted}
     options = dict(getattr(keywords["args"], "model_init_kwargs", None) or {})

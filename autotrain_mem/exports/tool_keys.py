@@ -93,8 +93,7 @@ class Reading:
 
     def take(self, name: str, default: Any = None) -> Any:
         """Removes a key and returns its value; ``default`` if it is missing or empty."""
-        value = self.keys.pop(name, None)
-        return default if value is None else value
+        return default if (value := self.keys.pop(name, None)) is None else value
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Reads keys with the same values; ``names``: TRL's name -> the tool's, as for :meth:`Draft.rename`."""

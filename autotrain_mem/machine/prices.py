@@ -77,8 +77,7 @@ def _read(text: str, name: str) -> Prices:
             continue
         if price.gpu not in table or price.per_hour < table[price.gpu].per_hour:
             table[price.gpu] = price
-    currencies = sorted({price.currency for price in table.values()})
-    if len(currencies) > 1:
+    if len(currencies := sorted({price.currency for price in table.values()})) > 1:
         problems.append(f"prices in {' and '.join(currencies)} cannot be compared: use one currency")
     if problems:
         raise UsageError(f"--prices {name} cannot be used: {'; '.join(problems)}.", hint=_FORM)

@@ -250,15 +250,13 @@ def method_of_trainer(trainer: Any) -> Method | None:
     """Returns the method to whose TRL trainer class this trainer belongs; None for other trainers."""
     names = {row.trainer: name for name, row in METHODS.items()}
     found = (names[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in names)
-    name = next(found, None)
-    return None if name is None else method_of(name)
+    return None if (name := next(found, None)) is None else method_of(name)
 
 
 def steps_of(job: Job, knobs: Knobs, profile: DataProfile | None, rows: int | None = None) -> int | None:
     """Returns the optimizer steps of the whole training; None if neither ``max_steps`` nor the data determine them.
     ``rows``: their number if tokens were not counted; it gives the most, as none is dropped or packed with others."""
-    asked = job.arguments.get("max_steps", -1)
-    if isinstance(asked, int) and asked > 0:
+    if isinstance(asked := job.arguments.get("max_steps", -1), int) and asked > 0:
         return asked
     if profile is not None:
         limit = job.row_limit(knobs)

@@ -69,8 +69,7 @@ def judge_of_text(arguments: Mapping[str, Any]) -> Any:
 
 def models_in_step(model: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the policy, and the reward model, from which the value model starts."""
-    judge = arguments.get("reward_model_path")
-    return (model, str(judge)) if judge else (model,)
+    return (model, str(judge)) if (judge := arguments.get("reward_model_path")) else (model,)
 
 
 _EVALUATED_ROWS = 8

@@ -43,8 +43,7 @@ def processes(rows: int, given: int | None) -> int | None:
 
     if given is not None or multiprocessing.get_all_start_methods()[0] != "fork":
         return given
-    wanted = min(cores(), MOST_PROCESSES, rows // ROWS_PER_PROCESS)
-    return wanted if wanted > 1 else None
+    return wanted if (wanted := min(cores(), MOST_PROCESSES, rows // ROWS_PER_PROCESS)) > 1 else None
 
 
 @contextmanager

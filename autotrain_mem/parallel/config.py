@@ -224,5 +224,4 @@ def _problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _device(zero: Mapping[str, Any], part: str) -> OffloadDevice | None:
-    device = (zero.get(part) or {}).get("device")
-    return None if device in (None, "none") else device
+    return None if (device := (zero.get(part) or {}).get("device")) in (None, "none") else device

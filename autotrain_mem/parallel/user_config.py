@@ -106,8 +106,7 @@ def _is_true(value: object) -> bool:
 def _processes(config: Mapping[str, Any]) -> int | None:
     if _type(config) == "NO":
         return 1
-    count = config.get("num_processes", -1)
-    return None if count == -1 else int(count)
+    return None if (count := config.get("num_processes", -1)) == -1 else int(count)
 
 
 def _mixed_precision(config: Mapping[str, Any]) -> str:
@@ -210,8 +209,7 @@ def _zero(config: Mapping[str, Any]) -> Iterator[Problem]:
 
 def zero_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns ``deepspeed_config``, or an empty dict if it is not a mapping."""
-    given = config.get("deepspeed_config")
-    return dict(given) if isinstance(given, Mapping) else {}
+    return dict(given) if isinstance(given := config.get("deepspeed_config"), Mapping) else {}
 
 
 def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:

@@ -43,8 +43,7 @@ class RunLimits:
     def broken(self, fitting: Sequence[Estimate]) -> LimitError:
         """Returns the error with the fastest plan's time and cost, and the limits that this plan would meet. Raises
         HostMemoryError if host memory is too small for each of them."""
-        offloading = [each for each in fitting if self._lacking(each)]
-        if len(offloading) == len(fitting):
+        if len(offloading := [each for each in fitting if self._lacking(each)]) == len(fitting):
             settle(self._lacking(fitting[-1]))
         fastest = min((each for each in fitting if each not in offloading), key=self._seconds)
         seconds, cost, job, price = self._seconds(fastest), self._cost(fastest), self.subject.job, self.subject.price

@@ -99,8 +99,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
             key = self._cache_key(fake_tensor._CacheKeyState(self.shape_env), func, args, kwargs)
         except fake_tensor._BypassDispatchCache:
             return None
-        entry = FakeTensorMode.cache.get(key)
-        if not isinstance(entry, fake_tensor._DispatchCacheValidEntry):
+        if not isinstance(entry := FakeTensorMode.cache.get(key), fake_tensor._DispatchCacheValidEntry):
             return None
         parts = tuple(part for info in entry.output_infos if (part := _part(info)) is not None)
         if len(parts) < len(entry.output_infos):

@@ -179,8 +179,7 @@ def _host_collator(collate: Collate, edit_rows: Callable[[list[Any]], list[Any]]
 
     def collate_on_host(rows: list[Any]) -> Any:
         with torch._C._DisableTorchDispatch():
-            collated = collate(edit_rows(rows))
-            if isinstance(collated, list):
+            if isinstance(collated := collate(edit_rows(rows)), list):
                 return collated  # prompts: they become tensors when they are tokenized
             # A copy to a device has only the elements of a view, not the storage behind it.
             return _HostBatch(_copied(collated))

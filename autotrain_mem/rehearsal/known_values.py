@@ -180,8 +180,7 @@ class KnownValues:
 
     def _dynamic(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: bool) -> Any:
         if known:
-            real = _run_for_real(operator, args, kwargs)
-            if isinstance(real, torch.Tensor):
+            if isinstance(real := _run_for_real(operator, args, kwargs), torch.Tensor):
                 return self._fake_with_value(real)
             return tuple(self._fake_with_value(item) for item in real)
         if operator is _INDEX:

@@ -180,8 +180,7 @@ def _layers_of(model: Any) -> Any:
 
     depth = next((_depth(module.config) for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    deep = [module for module in lists if len(module) == depth]
-    return deep[0] if len(deep) == 1 else None
+    return deep[0] if len(deep := [module for module in lists if len(module) == depth]) == 1 else None
 
 
 def _depth(config: Any) -> int | None:

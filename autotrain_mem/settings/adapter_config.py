@@ -110,8 +110,7 @@ def arguments_of(text: str) -> dict[str, Any]:
     said: dict[str, Any] = {PEFT_CONFIG: text, "use_peft": True}
     if kind == LORA:
         for name, (key, default) in _FLAGS.items():
-            value = content.get(key, default)
-            if isinstance(value, str):
+            if isinstance(value := content.get(key, default), str):
                 value = [value]
             elif isinstance(value, list):
                 # TRL reads a single name as a regular expression (trl/trainer/model_config.py: __post_init__).
@@ -138,8 +137,7 @@ def starts_from_weights(text: str | None) -> bool:
 
 
 def _start(text: str) -> str:
-    made = json.loads(text).get("init_lora_weights")
-    return made if isinstance(made, str) else ""
+    return made if isinstance(made := json.loads(text).get("init_lora_weights"), str) else ""
 
 
 def needs_data_first(text: str) -> str:

@@ -38,8 +38,7 @@ def notes(given: Iterable[str]) -> list[str]:
 
 def old_value(value: str) -> str:
     """Returns a line on a value that a flag of another tool takes; empty for any other value."""
-    answer = old_names("write").get(value)
-    return "" if answer is None else f"\n{value}: {answer}."
+    return "" if (answer := old_names("write").get(value)) is None else f"\n{value}: {answer}."
 
 
 def _ratio(text: str) -> float:

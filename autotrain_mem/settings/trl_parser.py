@@ -68,8 +68,7 @@ def read_given(
         raise UsageError(f"Unexpected arguments: {' '.join(extra)}.", hint="Put a value with spaces in quotes.")
     given = by_todays_names({**silent, **vars(keys)}) | by_todays_names(vars(flags))
     check_finite(given)
-    asked = [name for name in MAXIMIZED if given.get(name) == MOST]
-    if len(asked) > 1:
+    if len(asked := [name for name in MAXIMIZED if given.get(name) == MOST]) > 1:
         raise UsageError(
             f"{' and '.join(f'--{name} {MOST}' for name in asked)}: the maximum of one depends on the other.",
             hint=f"Give a number for all but one of them, or search for one after the other: --{asked[0]} {MOST}.",
@@ -267,8 +266,7 @@ _KIND, _NAMES = "flags", "flag_names"
 
 def kept_flags(store: Store, method: str) -> TrlFlags | None:
     """Returns the stored flags of a method; None if there are none, or if the installed TRL lacks the method."""
-    kept = store.get(_KIND, _key(method))
-    return None if kept is None else codec.from_json(TrlFlags, kept)
+    return None if (kept := store.get(_KIND, _key(method))) is None else codec.from_json(TrlFlags, kept)
 
 
 def kept_names(store: Store) -> Mapping[str, list[str]] | None:

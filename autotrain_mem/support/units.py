@@ -24,8 +24,7 @@ def format_bytes(size_bytes: int) -> str:
     """Writes a size in the largest unit that keeps it at 1 or more: ``format_bytes(25_281_000_000) == "23.5 GiB"``."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if abs(size_bytes) >= unit:
-            value = size_bytes / unit
-            return f"{value:.2f} {name}" if value < 10 else f"{value:.1f} {name}"
+            return f"{value:.2f} {name}" if (value := size_bytes / unit) < 10 else f"{value:.1f} {name}"
     return f"{size_bytes} B"
 
 

@@ -102,8 +102,7 @@ def untested(installed: Mapping[str, str | None]) -> list[str]:
 
 def version_of(text: str) -> tuple[int, ...]:
     """Returns the leading numbers of a version: ``version_of("2.13.0+cu130") == (2, 13, 0)``."""
-    match = re.match(r"\d+(?:\.\d+)*", text)
-    return tuple(map(int, match[0].split("."))) if match else ()
+    return tuple(map(int, match[0].split("."))) if (match := re.match(r"\d+(?:\.\d+)*", text)) else ()
 
 
 def content_digest(folder: pathlib.Path, *, read: bool = True) -> str:

@@ -131,8 +131,7 @@ def unquantized_bytes(model: Any) -> int:
 
 def _of_state(state: Any, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     for name in ("absmax", "code", "offset"):
-        value = getattr(state, name)
-        if isinstance(value, torch.Tensor):
+        if isinstance(value := getattr(state, name), torch.Tensor):
             yield f"{prefix}.{name}", value
     if state.state2 is not None:
         yield from _of_state(state.state2, f"{prefix}.state2")

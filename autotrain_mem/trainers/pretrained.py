@@ -203,8 +203,7 @@ def not_loaded(model: str, error: OSError) -> ModelNotFoundError:
     cached_files``)."""
     from huggingface_hub import errors
 
-    cause = error.__cause__
-    if isinstance(cause, errors.GatedRepoError):
+    if isinstance(cause := error.__cause__, errors.GatedRepoError):
         hint = f"Ask for access at https://huggingface.co/{model}, then: {_LOG_IN}"
         return ModelNotFoundError(f"{model} is gated: the hub denies you access.", hint=hint)
     if isinstance(cause, errors.RevisionNotFoundError):

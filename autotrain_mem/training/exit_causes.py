@@ -105,8 +105,7 @@ class Ending:
     @property
     def shortage(self) -> Shortage | None:
         """The figures of an out-of-memory error, if it has any."""
-        details = self.error.details
-        return None if details is None else codec.from_json(Shortage, details)
+        return None if (details := self.error.details) is None else codec.from_json(Shortage, details)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

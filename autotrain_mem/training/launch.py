@@ -127,8 +127,7 @@ def _listen(
             continue
         if "error" in message:
             rank = message.get("rank")
-            error = _error_of(message, log, ranks.names)
-            if isinstance(error, InterruptedByUser):
+            if isinstance(error := _error_of(message, log, ranks.names), InterruptedByUser):
                 raise error
             return progress.ending(error, rank=rank)
         if message["event"] == "end":

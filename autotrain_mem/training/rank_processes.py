@@ -168,8 +168,7 @@ class RankProcesses:
                 error = {**message, "rank": rank}
                 if not blames_others(str(error.get("message", ""))):
                     return error
-                other = self._other_failure(rank)
-                if isinstance(other, Exception):
+                if isinstance(other := self._other_failure(rank), Exception):
                     raise other
                 return other or error
             if (event := self._event(rank, message)) is not None:

@@ -322,8 +322,7 @@ def _record_in(folder: Path) -> dict[str, Any]:
 
 def _read_record(file: int) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        record = json.loads(os.pread(file, 65536, 0))
-        return record if isinstance(record, dict) else {}
+        return record if isinstance(record := json.loads(os.pread(file, 65536, 0)), dict) else {}
     return {}
 
 

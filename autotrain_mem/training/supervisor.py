@@ -78,8 +78,7 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
         on_event(event)
 
     while True:
-        ended = backend.train(attempt, follow)
-        if not isinstance(ended, Ending):
+        if not isinstance(ended := backend.train(attempt, follow), Ending):
             return ended
         cause, newest = cause_of(ended), None
         is_repeated = before == (cause.name, ended.step)

@@ -231,8 +231,7 @@ class Estimate(ShownInNotebooks):
     @property
     def mixed(self) -> tuple[int, ...] | None:
         """Returns the peak reserved bytes up to each of :data:`STEPS` in the knobs' allocator mode; None if unknown."""
-        mixed = self.memory.mixed_lengths
-        return None if mixed is None else mixed.modes[self.grows]
+        return None if (mixed := self.memory.mixed_lengths) is None else mixed.modes[self.grows]
 
     @property
     def reserved_bytes(self) -> int:

@@ -60,8 +60,7 @@ def file_of(path: str | Path) -> Path:
 
 def _may_be_replaced(file: Path) -> bool:
     """Returns whether a file is empty, or a plan of any version. Raises OSError if it cannot be read."""
-    text = read_start(file, LARGEST_BYTES + 1)
-    if len(text) > LARGEST_BYTES:
+    if len(text := read_start(file, LARGEST_BYTES + 1)) > LARGEST_BYTES:
         return False
     try:
         values = json.loads(text) if text.strip() else {"schema": PLAN_SCHEMA}

@@ -151,8 +151,7 @@ class _Calls:
                 self._scripts[key] = learned
             except UnclearTrialError:
                 self._scripts[key] = None
-        scripts = self._scripts[key]
-        return None if scripts is None else scripts[saving]
+        return None if (scripts := self._scripts[key]) is None else scripts[saving]
 
     def _learned(
         self, saving: Saving, module: Any, layouts: Sequence[TensorLayout], lengths: list[int], options: dict[str, Any]

@@ -131,8 +131,7 @@ def _run_figures(material: Material) -> Iterator[Section]:
         x=[moment.seconds for moment in moments],
         happened=history.happenings,
     )
-    devices = [moment.device for moment in moments]
-    if any(devices):
+    if any(devices := [moment.device for moment in moments]):
         lines: dict[str, list[float | None]] = {
             name.removesuffix("_bytes").replace("_", " "): [
                 None if device is None else float(getattr(device, name)) for device in devices
@@ -160,8 +159,7 @@ def _run_figures(material: Material) -> Iterator[Section]:
         logged = [moment.logs.get(name) for moment in moments]
         if any(value is not None for value in logged):
             yield over_time(name.replace("/", "-"), words.capitalize(), lines={words: logged}, y_title=words)
-    speeds = [moment.tokens_per_second for moment in moments]
-    if any(speeds):
+    if any(speeds := [moment.tokens_per_second for moment in moments]):
         limits = {"predicted": estimate.time.tokens_per_second} if formatting.has_speed(estimate.time) else {}
         yield over_time("speed", "Speed", lines={"tokens/s": speeds}, y_title="speed", unit="tokens/s", limits=limits)
 

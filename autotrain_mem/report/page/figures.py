@@ -137,8 +137,7 @@ def timeline_figure(timeline: Timeline) -> Section:
     starts, names = [first for _, first in timeline.phases], [formatting.PHASES[phase] for phase, _ in timeline.phases]
 
     def phase_at(point: int) -> str:
-        index = bisect_right(starts, timeline.event[point])
-        return names[index - 1] if index else ""
+        return names[index - 1] if (index := bisect_right(starts, timeline.event[point])) else ""
 
     largest = sorted(((sizes[peak], name) for name, sizes in owners.items()), reverse=True)
     parts = ", ".join(f"{name} {format_bytes(size)}" for size, name in largest[:3] if size)

@@ -58,8 +58,7 @@ class Piece:
     @property
     def why_not(self) -> str | None:
         """Returns why images prevent cutting a batch of several rows; None if they do not."""
-        images = self._images()
-        return images if isinstance(images, str) and self.members > 1 else None
+        return images if isinstance(images := self._images(), str) and self.members > 1 else None
 
     def _images(self) -> "RowsImages | str | None":
         return images_of_rows(self.inputs, self.image_token) if has_images(self.inputs) else None
@@ -225,8 +224,7 @@ def image_token_of(model: Any) -> int | None:
     """Returns the id of the tokens that a model replaces with image features."""
     config = getattr(model, "config", None)
     for name in ("image_token_id", "image_token_index"):  # the second in older configurations
-        token = getattr(config, name, None)
-        if isinstance(token, int):
+        if isinstance(token := getattr(config, name, None), int):
             return token
     return None
 

@@ -129,8 +129,7 @@ class GuardContext:
 
     def restore(self, state: Any) -> None:
         """Tightens the limits to those that :meth:`save` wrote into a trainer's state, if any."""
-        saved = state.stateful_callbacks.get(KEPT_AS)
-        if isinstance(saved, dict):
+        if isinstance(saved := state.stateful_callbacks.get(KEPT_AS), dict):
             learned = codec.from_json(LearnedLimits, saved["learned"])
             for name, limit in self.limits.items():
                 known = [most for most in (limit.most, getattr(learned, name)) if most is not None]

@@ -32,8 +32,7 @@ class Generation:
         if self._limit.exceeded_by(rows) and whole.units > 1:
             return self._in_parts(whole)
         restore_rng = keep_rng_state()
-        first = attempt(lambda: self._generate(**kwargs))
-        if not isinstance(first, RanOut):
+        if not isinstance(first := attempt(lambda: self._generate(**kwargs)), RanOut):
             self._limit.fitted(rows)
             return first
         if self._context.why_not:

@@ -157,8 +157,7 @@ def _short_rows(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the per-token inputs for the first tokens of the first row, as two equal rows."""
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     attended = torch.ones_like(ids[0]) if mask is None else mask[0]
-    columns = attended.nonzero()[:COLUMNS, 0]
-    if len(columns) <= FEW + 1:
+    if len(columns := attended.nonzero()[:COLUMNS, 0]) <= FEW + 1:
         raise ValueError("the row has too few tokens for the test")
     per_token = {
         name: value

@@ -237,8 +237,7 @@ class InParts:
         restore_rng = keep_rng_state()
         self._metrics.begin()
         gradients.begin()
-        outcome = attempt(lambda: self._once(self, piece, on_host))
-        if not isinstance(outcome, RanOut):
+        if not isinstance(outcome := attempt(lambda: self._once(self, piece, on_host)), RanOut):
             if not on_host:
                 limit.fitted(piece.tokens)
             self._metrics.keep(piece, is_last=is_last)
