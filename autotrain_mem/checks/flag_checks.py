@@ -79,9 +79,7 @@ class Flags:
 def exclusive(flags: Flags) -> Problems:
     """Refuses two settings that exclude each other."""
     given = {**flags.given, **flags.own}
-    for first, second, problem, cure in _EXCLUSIVE:
-        if given.get(first) and given.get(second):
-            yield problem, cure
+    yield from ((problem, cure) for one, other, problem, cure in _EXCLUSIVE if given.get(one) and given.get(other))
 
 
 def device(flags: Flags) -> Problems:

@@ -176,10 +176,8 @@ def parameters_on_disk(model: str, config: Any, revision: str | None = None) -> 
     """Counts a model's parameters from the size of its weight files and the config's dtype; None if unknown."""
     if getattr(config, "quantization_config", None) is not None:
         return None
-    if pathlib.Path(model).is_dir():
-        size_bytes = sum(file.stat().st_size for file in pathlib.Path(model).glob("*.safetensors"))
-    else:
-        size_bytes = _cached_bytes(model, revision)
+    files = pathlib.Path(model).glob("*.safetensors") if pathlib.Path(model).is_dir() else None
+    size_bytes = _cached_bytes(model, revision) if files is None else sum(file.stat().st_size for file in files)
     return size_bytes // item_bytes(config) if size_bytes else None
 
 

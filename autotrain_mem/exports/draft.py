@@ -240,10 +240,8 @@ def document(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:
         return str(yaml.dump(draft.keys, Dumper=Dumper, sort_keys=False, allow_unicode=allow_unicode, width=10_000))
 
     Dumper.add_representer(str, represent)
-    text = dump(allow_unicode=True)
-    if printable(text) != text:  # such as characters that change the writing direction, which YAML can escape
-        text = dump(allow_unicode=False)
-    return comments + text
+    text = dump(allow_unicode=True)  # YAML can escape such characters as change the writing direction
+    return comments + (text if printable(text) == text else dump(allow_unicode=False))
 
 
 _NUMBER = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?")

@@ -51,8 +51,7 @@ def trl(plan: Plan, job: Job) -> str:
         # (``accelerate/parallelism_config.py: __post_init__``).
         launched = launch_environment(draft.launch)
         variables |= {name: value for name, value in launched.items() if "PARALLELISM_CONFIG" in name}
-    environment = {"env": variables} if variables else {}
-    draft.keys |= {**first, **rest, **environment}
+    draft.keys |= {**first, **rest, **({"env": variables} if variables else {})}
     if has_script:
         note_launch(draft)
     note_host_optimizer(draft, "autofit METHOD --config FILE --optimizer_offload keeps them there")
@@ -103,9 +102,7 @@ def dry_run(plan: Plan, job: Job, environment: Mapping[str, str]) -> DryRun:
     draft = draft_of(plan, job)
     single = ("--num_processes", "1", "--num_machines", "1", "--mixed_precision", draft.precision)
     several = draft.knobs.processes > 1
-    launch = ("accelerate", "launch", *(("--config_file", ACCELERATE_FILE) if several else single))
-    if draft.knobs.zero_stage:
-        launch = tuple(torchrun(draft))
-    has_script = job.method_facts.has_trl_command
-    command = (*launch, *shlex.split(script(job.method))) if has_script else None
+    launch = ["accelerate", "launch", *(("--config_file", ACCELERATE_FILE) if several else single)]
+    words = (*(torchrun(draft) if draft.knobs.zero_stage else launch), *shlex.split(script(job.method)))
+    command = words if job.method_facts.has_trl_command else None
     return DryRun(config=trl(plan, job), command=command, environment=environment)

@@ -135,8 +135,7 @@ def ways_to_share(plan: Plan, space: Space, again: str) -> Iterator[Knobs]:
             )
     splits = micro_batches(space)
     fewer = [rows for rows in splits if rows <= before.per_device_train_batch_size] or [min(splits)]
-    for rows in fewer:
-        yield with_rows(shared, rows, before.effective_batch_size)
+    yield from (with_rows(shared, rows, before.effective_batch_size) for rows in fewer)
 
 
 def changes(before: Knobs, now: Knobs) -> Iterator[str]:

@@ -44,9 +44,9 @@ def question_of(subject: Subject) -> Question | None:
 def with_value(job: Job, defaults: Knobs, name: str, value: int) -> Job:
     """Returns the job with this value of the argument, and with the settings that follow from it."""
     arguments = {**job.arguments, name: value} | ({"use_peft": True} if name == "lora_r" else {})
-    if name == GROUP and not _says_batches(job):
-        return replace(job, arguments=arguments, effective_batch_size=value * _prompts(defaults))
-    return replace(job, arguments=arguments)
+    grows = name == GROUP and not _says_batches(job)
+    rows = value * _prompts(defaults) if grows else job.effective_batch_size
+    return replace(job, arguments=arguments, effective_batch_size=rows)
 
 
 def settled(job: Job, knobs: Knobs) -> Job:
@@ -54,9 +54,8 @@ def settled(job: Job, knobs: Knobs) -> Job:
     arguments = {name: getattr(knobs, name) if each == MOST else each for name, each in job.arguments.items()}
     if knobs.max_pixels is not None:
         arguments["max_pixels"] = knobs.max_pixels
-    if job.maximized is None:
-        return replace(job, arguments=arguments)
-    return replace(job, arguments=arguments, effective_batch_size=knobs.effective_batch_size)
+    rows = job.effective_batch_size if job.maximized is None else knobs.effective_batch_size
+    return replace(job, arguments=arguments, effective_batch_size=rows)
 
 
 def _lengths(subject: Subject) -> _Asked:
@@ -93,9 +92,8 @@ def _rows(subject: Subject) -> _Asked:
     if (whole := method_of(job.method).mini_batches(given)) is None:
         every, whole = every * defaults.processes, given.get(GROUP) or defaults.num_generations or 1
     unit = whole // gcd(whole, every)
-    end = MOST_ROWS
-    if subject.lengths.profile is not None and not job.is_online:
-        end = max(unit, least, subject.lengths.profile.rows // defaults.processes)
+    counted = None if job.is_online else subject.lengths.profile
+    end = MOST_ROWS if counted is None else max(unit, least, counted.rows // defaults.processes)
     values = [rows for rows in range(unit, end + 1, unit) if rows >= least]
     return values or [unit], "the data have no more rows" if end < MOST_ROWS else f"at most {end:,} rows are tried"
 

@@ -95,9 +95,8 @@ class Predictions:
         if rows == 1 < known_rows and knobs.pads_rows:
             work = work.without_mask()
         time = _step_time(self._subject, work, knobs, ratio=rows / known_rows)
-        recomputed = 0.0  # additional forward passes
-        if knobs.recomputes != known.knobs.recomputes:
-            recomputed = LEAST_RECOMPUTED if knobs.recomputes else -1.0
+        more = LEAST_RECOMPUTED if knobs.recomputes else -1.0
+        recomputed = 0.0 if knobs.recomputes == known.knobs.recomputes else more  # additional forward passes
         seconds = time.step_seconds + recomputed * time.phases.get(Phase.FORWARD, 0.0)
         return time.tokens / seconds if seconds > 0 else 0.0
 

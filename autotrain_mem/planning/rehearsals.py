@@ -223,9 +223,8 @@ class Rehearsals:
     def lengths_to_estimate(self, facts: ModelFacts) -> Lengths:
         """Returns the lengths of rows for an estimate; counts tokens only if the estimate depends on them."""
         job = self.job
-        counts = is_maximized(job.arguments.get(MAX_LENGTH))
-        if job.is_online:
-            counts = job.prompt_length is None and example_dataset(job) is None
+        lacks_prompts = job.prompt_length is None and example_dataset(job) is None
+        counts = lacks_prompts if job.is_online else is_maximized(job.arguments.get(MAX_LENGTH))
         if counts or (job.names_data and not job.images and facts.reads_images):
             return self.count_lengths()
         return Lengths(longest=job.prompt_length, images=job.images)

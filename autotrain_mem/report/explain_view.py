@@ -53,10 +53,9 @@ def attempts(plan: Plan) -> tuple[str, Table, list[tuple[str, str]]]:
     speeds = any(attempt.tokens_per_second for attempt in plan.attempts)
     grid = table("", "batch", "settings", "needs", "tokens/s" if speeds else "fits", right=(0, 3, 4))
     for index, attempt in enumerate(plan.attempts):
-        if attempt.fits:  # the speed of what does not fit is meaningless
-            outcome = Text(rate(attempt.tokens_per_second) if attempt.tokens_per_second else "yes")
-        else:
-            outcome = Text("too much" if speeds else "no", style=BAD)
+        fits = Text(rate(attempt.tokens_per_second) if attempt.tokens_per_second else "yes")
+        # The speed of what does not fit is meaningless.
+        outcome = fits if attempt.fits else Text("too much" if speeds else "no", style=BAD)
         add(
             grid,
             Text(f">{index + 1}", style=GOOD) if index == chosen else str(index + 1),

@@ -97,17 +97,14 @@ def facts(plan: Plan) -> Iterator[Fact]:
         yield Fact("GPUs", Text(f"{count}, one process each: bytes are per process"), 40)
     if estimate.on_host:
         yield Fact("host", Text(estimate.on_host), 40)
-    for number, line in enumerate(_data(plan)):
-        yield Fact("" if number else "data", line, 60 - number)
+    yield from (Fact("" if number else "data", line, 60 - number) for number, line in enumerate(_data(plan)))
     for number, sentence in enumerate(_vllm_share(estimate) or vllm_server(plan)):
         yield Fact("" if number else "vLLM", Text(sentence), 60 if plan.vllm_server is not None else 40)
     variables = [f"{name}={value}" for name, value in plan.job.environment.items()]
     if variables := [*variables, *(f"{name}=..." for name in plan.job.unrecorded or ())]:
         yield Fact("env", Text(" ".join(variables)))
-    for warning in plan.warnings:
-        yield Fact("warning", Text(warning), 75)
-    for each in plan.advice:
-        yield Fact("advice", Text(f"{each.flags}: {each.why}"), 30)
+    yield from (Fact("warning", Text(warning), 75) for warning in plan.warnings)
+    yield from (Fact("advice", Text(f"{each.flags}: {each.why}"), 30) for each in plan.advice)
 
 
 def most_sentence(most: LargestValue, budget_bytes: int, level: str) -> str:

@@ -34,9 +34,8 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
         before, after = _value(row, base), _value(row, knobs)
         if before == after or not along.isdisjoint(row.knobs):
             continue
-        harm = harm_of(row, space)
-        if _is_let_go(row, base, knobs) or _rounds_nothing(row, space, knobs):
-            harm = Harm.NONE
+        is_harmless = _is_let_go(row, base, knobs) or _rounds_nothing(row, space, knobs)
+        harm = Harm.NONE if is_harmless else harm_of(row, space)
         why = _why(row, space, knobs, memo, too_slow)
         told.append(Lever(name=lever_name(row), before=before, after=after, harm=harm, why=why))
     of_adapter = []

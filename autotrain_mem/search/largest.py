@@ -135,10 +135,9 @@ def _narrowed(points: "_Points", low: int, high: int) -> tuple[int, int]:
         if high - low <= 1:
             break
         is_bracketed = high < len(points.question.values)
-        if is_bracketed and turn % MIDDLE_EVERY == 0:
-            guess = (low + high) // 2
-        else:
-            guess = points.guess(low, high, at_least=1 if is_bracketed else 2 ** (turn - 1))
+        halves = is_bracketed and turn % MIDDLE_EVERY == 0
+        step = 1 if is_bracketed else 2 ** (turn - 1)
+        guess = (low + high) // 2 if halves else points.guess(low, high, at_least=step)
         low, high = (guess, high) if points(guess).fits else (low, guess)
     return low, high
 

@@ -111,8 +111,6 @@ def content_digest(folder: pathlib.Path, *, read: bool = True) -> str:
     found = (os.path.join(parent, name) for parent, _, names in os.walk(str(folder)) for name in names)
     for path in sorted(path for path in found if path.endswith(".py")):
         status = os.stat(path)
-        content = f"{folder} {status.st_mtime_ns}".encode()
-        if read:
-            content = pathlib.Path(path).read_bytes()
+        content = pathlib.Path(path).read_bytes() if read else f"{folder} {status.st_mtime_ns}".encode()
         digest.update(f"{path[len(str(folder)) + 1 :]}\0{status.st_size}\0".encode() + content)
     return digest.hexdigest()

@@ -128,10 +128,8 @@ def cause_of(ending: Ending) -> Cause:
     """
     if ending.machine_lost:
         return Cause(name="machine lost", why=ending.machine_lost.rstrip("."))
-    if ending.waited_for:
-        cause = Cause(name="hang", why=ending.waited_for)
-    else:
-        cause = _of_status(ending) if ending.code is not None else _of_error(ending)
+    ended = _of_status(ending) if ending.code is not None else _of_error(ending)
+    cause = Cause(name="hang", why=ending.waited_for) if ending.waited_for else ended
     return cause if ending.rank is None else Cause(name=cause.name, why=f"rank {ending.rank}: {cause.why}")
 
 
@@ -155,9 +153,8 @@ def _of_error(ending: Ending) -> Cause:
         return Cause(name="refused", why=why)
     if (named := _named_in(error.message)) is not None:
         return Cause(name=named, why=why)
-    if ending.saving:
-        return Cause(name="saving failed", why=why)
-    return Cause(name="refused" if any(f"raised {bug}" in why for bug in _BUGS) else "raised", why=why)
+    raised = "refused" if any(f"raised {bug}" in why for bug in _BUGS) else "raised"
+    return Cause(name="saving failed" if ending.saving else raised, why=why)
 
 
 def _of_status(ending: Ending) -> Cause:

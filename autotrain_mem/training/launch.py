@@ -192,9 +192,8 @@ def _error_by(
     if failure.gone is not None:
         lost = f"{capitalized(failure.gone.machine)} is gone, and its ranks with it: {failure.gone.why}."
         return TrainingError(lost, hint="The run resumes when its command is started there again.")
-    what = "The probe before the training" if is_probe else "The training process"
-    if ranks.are_several:
-        what = f"{what} ({name})"
+    place = f" ({name})" if ranks.are_several else ""
+    what = f"{'The probe before the training' if is_probe else 'The training process'}{place}"
     code, words = failure.code, failure.log_tail[-LAST_WORDS_CHARACTERS:].strip()
     status = f"it was killed by signal {-code}" if code is not None and code < 0 else f"exit status {code}"
     likely = "Signal 9 often means that host memory ran out.\n" if code == -signal.SIGKILL else ""

@@ -131,9 +131,8 @@ def differing(written: Any, again: Any, path: str = "") -> str:
         return next(filter(None, [differing(*pair, path) for pair in zip(written, again, strict=True)]), "")
     if isinstance(written, float) and not math.isfinite(written):
         return f"{path.removesuffix('.')} is {written}"
+    is_same = type(written) is type(again) and bool(written == again)
     if isinstance(again, float) and isinstance(written, float | int) and not isinstance(written, bool):
         is_same = math.isclose(written, again, rel_tol=1e-9)
-    else:
-        is_same = type(written) is type(again) and bool(written == again)
     name = path.removesuffix(".")
     return "" if is_same else f"{name} is {reprlib.repr(written)} where it should be {reprlib.repr(again)}"

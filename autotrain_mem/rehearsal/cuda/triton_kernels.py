@@ -93,9 +93,8 @@ class RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
         rows, weight, _ = ctx.saved_tensors
         grad = grad.contiguous()
         note(pass_through(rows, grad, grad))
-        partial = None
-        if ctx.needs_input_grad[1]:
-            partial = torch.empty((ctx.multiprocessors, weight.shape[0]), dtype=torch.float32)
+        shape = ctx.multiprocessors, weight.shape[0]
+        partial = torch.empty(shape, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         grad_input = grad if ctx.in_place else torch.zeros_like(grad)
         return grad_input, None if partial is None else partial.sum(dim=0).to(weight.dtype), None, None
 

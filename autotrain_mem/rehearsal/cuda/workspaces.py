@@ -231,9 +231,8 @@ def _sort(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
     elements, item = tensor.numel(), tensor.element_size()
     if elements == length or length >= _LARGE_SEGMENT:
         return int(length * (2 * INT64 + item))
-    if elements // length < _FEW_SEGMENTS:
-        return int(elements * (3 * INT64 + 2 * item))
-    return int(elements * (2 * INT64 + item))
+    are_few = elements // length < _FEW_SEGMENTS
+    return int(elements * (3 * INT64 + 2 * item if are_few else 2 * INT64 + item))
 
 
 _MASKS = (torch.bool, torch.uint8)

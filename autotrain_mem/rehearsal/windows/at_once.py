@@ -129,9 +129,8 @@ class _Calls:
     ) -> Script | None:
         wanted = {torch.is_grad_enabled() and tensor.requires_grad for tensor in inputs}
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        saving = Saving.KEPT if hooks is None else _HOOKS.get(hooks[0].__qualname__.split(".")[0])
-        if wanted == {False}:
-            saving = Saving.NOTHING_SAVED
+        hooked = Saving.KEPT if hooks is None else _HOOKS.get(hooks[0].__qualname__.split(".")[0])
+        saving = Saving.NOTHING_SAVED if wanted == {False} else hooked
         if saving is None or len(wanted) > 1 or _get_current_dispatch_mode() is not self._recorder:
             return None
         if not all(isinstance(value, (bool, int, float, str, type(None))) for value in options.values()):

@@ -142,9 +142,8 @@ def count(piece: Piece, basis: Basis) -> float:
         return 1.0
     if basis is Basis.UNITS:
         return float(piece.members)
-    mask = counted_tokens(piece.inputs)
-    if basis is Basis.CHOSEN_TOKENS:
-        mask = mask[: len(mask) // 2]
+    every = counted_tokens(piece.inputs)
+    mask = every[: len(every) // 2] if basis is Basis.CHOSEN_TOKENS else every
     return float(mask.sum())
 
 

@@ -78,9 +78,8 @@ def run_longest_batch(
             rows, longest_tokens = _rows(trainer)
         except DatasetFormatError as error:  # an unreadable image, which training may never use
             return LongestBatch(why_not=str(error).splitlines()[0].rstrip("."))
-        batch = trainer.data_collator(rows)
-        if not samples_completions(trainer):
-            batch = trainer._prepare_inputs(batch)
+        collated = trainer.data_collator(rows)
+        batch = collated if samples_completions(trainer) else trainer._prepare_inputs(collated)
         items = trainer._get_num_items_in_batch([batch], trainer.args.device)
         with with_memory_of_later_steps(trainer, on_error), _sampling_to_the_end(trainer):
             # Each step gets a copy: GKD adds answers to its inputs.
