@@ -16,8 +16,7 @@ from autotrain_mem.support.errors import (
 )
 from autotrain_mem.support.sources import ONE_ROW, WHAT_IS_READ, check_data_path, no_split
 from autotrain_mem.trainers.script_call import keyword_of, splits_of
-from autotrain_mem.types.job import Job
-from autotrain_mem.types.methods_table import TEXT_COLUMN
+from autotrain_mem.types import TEXT_COLUMN, Job
 
 _FILES_LISTED = 5
 _NO_ROWS = "corresponds to no data"

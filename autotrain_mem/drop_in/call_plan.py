@@ -29,11 +29,7 @@ from autotrain_mem.support.errors import DoesNotFitError, EmptyDatasetError, Usa
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.trainers import script_call
 from autotrain_mem.trainers.script_call import Call
-from autotrain_mem.types import Plan
-from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.hardware import Hardware
-from autotrain_mem.types.job import PythonCall
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types import METHODS, AutoFit, Hardware, Plan, PythonCall
 from autotrain_mem.worker.pool import Workers
 
 _PREPARED = "_is_accelerate_prepared"

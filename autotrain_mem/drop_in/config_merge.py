@@ -18,8 +18,7 @@ from autotrain_mem.settings.words import AUTO, CHECKPOINTING, MAX_LENGTH
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.trainers.script_call import Keywords, is_adapted, loading, quantization_of
-from autotrain_mem.types import Knobs
-from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types import AutoFit, Knobs
 from autotrain_mem.types.python_names import as_json
 
 STEPS_OF_GENERATION = "steps_per_generation"

@@ -18,8 +18,7 @@ from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS
 from autotrain_mem.settings.words import CHECKPOINTING
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import AutofitError, UsageError, described
-from autotrain_mem.types import Hardware, Plan
-from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types import AutoFit, Hardware, Plan
 
 _PLUGIN = {
     **{"fsdp_version": "version", "cpu_offload": "offload_params"},

@@ -21,9 +21,8 @@ from autotrain_mem.trainers.finish import finished
 from autotrain_mem.trainers.model_support import quantized_to_host
 from autotrain_mem.trainers.pretrained import load_processor, revision_of
 from autotrain_mem.trainers.script_call import Call, Keywords, substitution
-from autotrain_mem.types import Plan
+from autotrain_mem.types import METHODS, Plan
 from autotrain_mem.types.autofit import AutoFit, as_autofit
-from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.python_names import python_errors
 from autotrain_mem.worker.client import PREFIX
 

@@ -30,8 +30,7 @@ from autotrain_mem.methods.interface import AxolotlFacts, method_of
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.parallel.launch_environment import fsdp_settings
 from autotrain_mem.parallel.place import PORT
-from autotrain_mem.types import Job, Plan
-from autotrain_mem.types.methods_table import TEXT_COLUMN
+from autotrain_mem.types import TEXT_COLUMN, Job, Plan
 
 LIGER: Mapping[str, Any] = {
     "plugins": ["axolotl.integrations.liger.LigerPlugin"],

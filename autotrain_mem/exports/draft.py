@@ -15,8 +15,7 @@ from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
 from autotrain_mem.settings.words import MAX_LENGTH, without_maximized
 from autotrain_mem.support.data_files import DATA_KINDS, suffix_of
 from autotrain_mem.support.units import format_bytes, one_line, printable
-from autotrain_mem.types import Job, Knobs, Plan
-from autotrain_mem.types.methods_table import MethodFacts
+from autotrain_mem.types import Job, Knobs, MethodFacts, Plan
 from autotrain_mem.types.planned import as_recorded
 
 TRAINER_DEFAULTS: Mapping[str, Any] = {

@@ -25,8 +25,7 @@ from autotrain_mem.support.host import existing, host_memory, missing_to_compile
 from autotrain_mem.support.store import cache_folder
 from autotrain_mem.support.units import GIB, MIB, format_bytes
 from autotrain_mem.support.versions import TESTED, installed_versions, untested, version_of
-from autotrain_mem.types import Hardware
-from autotrain_mem.types.findings import Condition, Health, Soundness
+from autotrain_mem.types import Condition, Hardware, Health, Soundness
 from autotrain_mem.types.hardware import lacks_bf16
 
 LEAST_SHARED_BYTES = 1 * GIB

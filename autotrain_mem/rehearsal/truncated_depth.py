@@ -14,8 +14,7 @@ from unittest.mock import patch
 
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.trainers.script_call import keyword_of, model_of
-from autotrain_mem.types import Job
-from autotrain_mem.types.model import LayerPattern
+from autotrain_mem.types import Job, LayerPattern
 
 MOST_KINDS = 4
 """The longest period of layer kinds worth shortening: two copies of a longer period can be half of the model."""

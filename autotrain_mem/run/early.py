@@ -27,9 +27,8 @@ from autotrain_mem.support import errors, sources
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.training.checkpoint_kinds import Resumer, check_form, why_not
 from autotrain_mem.training.checkpoints import check_order, newest_first, why_torn
-from autotrain_mem.types import Job, Plan
+from autotrain_mem.types import Job, Plan, Topology
 from autotrain_mem.types.findings import Finding, collect, settle
-from autotrain_mem.types.hardware import Topology
 from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS, TEXT_COLUMN
 
 if TYPE_CHECKING:

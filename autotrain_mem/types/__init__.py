@@ -22,12 +22,12 @@ if TYPE_CHECKING:
         ReservedEstimate,
     )
     from autotrain_mem.types.experience import Experience, Incident, LearnedLimits, PhasePeak, Probe, Restart, RunMarker
-    from autotrain_mem.types.findings import Download, Finding, Health, Preflight, Problems, Soundness
+    from autotrain_mem.types.findings import Condition, Download, Finding, Health, Preflight, Problems, Soundness
     from autotrain_mem.types.gpu_comparison import Cards, LargestValue
     from autotrain_mem.types.hardware import Capability, Hardware, Price, Topology
     from autotrain_mem.types.job import Job, PythonCall
     from autotrain_mem.types.methods_table import METHODS, TEXT_COLUMN, MethodFacts
-    from autotrain_mem.types.model import Depths, ModelFacts
+    from autotrain_mem.types.model import Depths, LayerPattern, ModelFacts
     from autotrain_mem.types.page import Holder, Material, Page, Section, Timeline
     from autotrain_mem.types.plan_file import PLAN_NAME
     from autotrain_mem.types.planned import Plan, Proposal

@@ -12,9 +12,7 @@ from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.support.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.trainers.template_limits import stopped
-from autotrain_mem.types import Counting, DataProfile, Fingerprint, Job, Knobs, Trace
-from autotrain_mem.types.findings import Preflight
-from autotrain_mem.types.hardware import Capability
+from autotrain_mem.types import Capability, Counting, DataProfile, Fingerprint, Job, Knobs, Preflight, Trace
 from autotrain_mem.types.model import ModelFacts
 
 HIDDEN_CUDA = {

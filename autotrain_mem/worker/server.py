@@ -24,10 +24,7 @@ from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.processes import Channel
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.trainers.template_limits import limit_templates
-from autotrain_mem.types import Job, Knobs, Trace
-from autotrain_mem.types.findings import Preflight
-from autotrain_mem.types.hardware import Capability
-from autotrain_mem.types.model import ModelFacts
+from autotrain_mem.types import Capability, Job, Knobs, ModelFacts, Preflight, Trace
 from autotrain_mem.worker.client import HIDDEN_CUDA, PREFIX, SCRATCH
 from autotrain_mem.worker.user_errors import failure, passed_on
 
