@@ -133,17 +133,16 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.error = refuse  # type: ignore[method-assign]
     estimates = prog.startswith("autofit estimate")  # an estimate changes no settings
     titles = {each: each.value for each in Group}
-    if estimates:
-        titles[Group.SEARCH] = "what a plan may change to make it fit"
+    titles |= {Group.SEARCH: "what a plan may change to make it fit"} if estimates else {}
     groups = {each: parser.add_argument_group(title) for each, title in titles.items()}
     for flag in flags_of(prog):
         groups[flag.group].add_argument(f"--{flag.flag}", *filter(None, [flag.short]), **flag.options())
     return parser
 
 
-def own_names(prog: str = "autofit") -> tuple[str, ...]:
+def own_names() -> tuple[str, ...]:
     """Returns the names of our own flags, for did-you-mean hints."""
-    return tuple(each.flag for each in flags_of(prog))
+    return tuple(each.flag for each in flags_of("autofit"))
 
 
 _BLOCKS = (_AUTOFIT, _ENV) = ("autofit", "env")
@@ -161,10 +160,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
             why, instead = not_here[flag]
             raise UsageError(f"{prog} takes no {flag}: {why}", hint=instead)
     flags = _given(namespace)
-    if "recipe" in flags:
-        file: str | None = _recipe_file(prog, flags)
-    else:
-        file = flags.pop("config", None)
+    file: str | None = _recipe_file(prog, flags) if "recipe" in flags else flags.pop("config", None)
     config: dict[str, Any] = {}
     notes: tuple[str, ...] = ()
     if file is not None:
@@ -183,17 +179,15 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
             settings.setdefault(name, config.pop(name))
     ours = _own_settings(prog, settings) | flags
     forbid = (name.strip().replace("-", "_") for name in ours.get("forbid", "").split(","))
-    ours |= {"forbid": frozenset(filter(None, forbid))}
-    ours |= {"probe": "no_probe" not in ours}
+    ours |= {"forbid": frozenset(filter(None, forbid)), "probe": "no_probe" not in ours}
     if ours.get("max_restarts", 0) < 0:
         raise UsageError(f"--max_restarts {ours['max_restarts']} is negative.", hint="It takes 0 or more.")
-    autofit = AutoFit(**_fields_of(AutoFit, ours))
     of_request = _fields_of(RunRequest, ours)
     of_request.pop("plan", None)  # AutoFit holds the plan's file
     request = RunRequest(
         **of_request,
         method=prog.split()[-1],
-        autofit=autofit,
+        autofit=AutoFit(**_fields_of(AutoFit, ours)),
         argv=tuple(rest),
         config=config,
         config_notes=notes,

@@ -60,8 +60,7 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
     count, machines = processes(), nodes()
     # A script's own config wins over the launcher's (``transformers/training_args.py: __post_init__``).
     uses_deepspeed = getattr(config, "deepspeed", None) or _is_on("ACCELERATE_USE_DEEPSPEED")
-    by = _by_deepspeed if uses_deepspeed else _by_accelerate
-    launched = by(config, count, machines)
+    launched = (_by_deepspeed if uses_deepspeed else _by_accelerate)(config, count, machines)
     if problems := [*_contradictions(autofit, launched)]:
         raise UsageError(f"{'; '.join(problems)}.", hint=_START)
     return launched

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,11 +70,8 @@ def _with_prompt_texts(rows: Any, tokenizer: Any) -> Any:
         return {name: _with_prompt_texts(each, tokenizer) for name, each in rows.items()}
     if rows is None or "prompt" not in (rows.column_names or ()) or isinstance(next(iter(rows))["prompt"], str):
         return rows
-
-    def text(row: dict[str, Any]) -> dict[str, str]:
-        return {"prompt": tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)}
-
-    return rows.map(text)
+    text = partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
+    return rows.map(lambda row: {"prompt": text(row["prompt"])})
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:

@@ -173,12 +173,8 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 def prompt_lengths(split: Any, tokenize: Callable[[Any], list[int]], *, processes: int | None) -> RowLengths:
     """Counts the tokens of every prompt without datasets' cache, which would not notice a change of ``tokenize``."""
-
-    def count(row: dict[str, Any]) -> dict[str, int]:
-        return {"tokens": len(tokenize(row["prompt"]))}
-
-    shown = {"desc": "Tokenizing prompts", "num_proc": processes}
-    counted = split.map(count, remove_columns=split.column_names, keep_in_memory=True, **shown)
+    options = {"remove_columns": split.column_names, "desc": "Tokenizing prompts", "num_proc": processes}
+    counted = split.map(lambda row: {"tokens": len(tokenize(row["prompt"]))}, keep_in_memory=True, **options)
     return RowLengths(longer=list(counted["tokens"]))
 
 

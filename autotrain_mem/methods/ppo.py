@@ -207,8 +207,5 @@ def _tokenized(split: Any, tokenizer: Any) -> Any:
     """Returns the rows with ``input_ids`` only, for the trainer's collator. Conversations get their chat template."""
     if "input_ids" in split.column_names:
         return split.select_columns(["input_ids"])
-
-    def tokenize(row: dict[str, Any]) -> dict[str, Any]:
-        return {"input_ids": online.prompt_ids(row["prompt"], tokenizer)}
-
-    return split.map(tokenize, remove_columns=split.column_names)
+    tokenize = partial(online.prompt_ids, tokenizer=tokenizer)
+    return split.map(lambda row: {"input_ids": tokenize(row["prompt"])}, remove_columns=split.column_names)

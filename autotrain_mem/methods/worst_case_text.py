@@ -54,6 +54,7 @@ def shorten_last_rejected(rows: list[Any], limit: int | None = None) -> list[Any
     """Removes the last token of the last rejected completion, so that even a batch of one pair is padded. ``limit``:
     the length to which the collator cuts prompt and completion together."""
     *full, last = rows
-    room = None if limit is None else max(0, limit - len(last["prompt_ids"]))
-    rejected = last["rejected_ids"][:room]
+    rejected = last["rejected_ids"]
+    if limit is not None:
+        rejected = rejected[: max(0, limit - len(last["prompt_ids"]))]
     return [*full, {**last, "rejected_ids": rejected[:-1]}]

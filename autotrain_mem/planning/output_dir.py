@@ -18,8 +18,7 @@ def output_dir(job: Job) -> str:
 
 def default_dir(method: str, model: str) -> str:
     """Returns TRL's default name: ``tiny-SFT`` for ``models/tiny`` and ``sft``."""
-    name = model.rstrip("/").split("/")[-1]
-    return f"{name}-{method.upper()}"
+    return f"{model.rstrip('/').split('/')[-1]}-{method.upper()}"
 
 
 def resumes(job: Job) -> bool:

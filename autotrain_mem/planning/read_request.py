@@ -39,9 +39,8 @@ def resumed(
     request: RunRequest, warn: Callable[[str], None], on_folder: Callable[[str], None] = lambda folder: None
 ) -> RunRequest:
     """Makes a resumed run follow the plan in its output folder, unless the request names another plan."""
-    if request.autofit.plan is not None or not request.argument(RESUME):
-        return request
-    if not (folder := request.folder):
+    folder = request.folder
+    if request.autofit.plan is not None or not request.argument(RESUME) or not folder:
         return request
     try:
         Plan.load(folder)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import prod
 from operator import attrgetter
 
-from autotrain_mem.search.memo import LineHistory, Memo, saving_levers, shares_alike
+from autotrain_mem.search.memo import LineHistory, Memo, saving_levers
 from autotrain_mem.search.space import Space, with_rows
 from autotrain_mem.settings.declaration import LeverRow, Savings
 from autotrain_mem.settings.levers import LEVERS, OFFLOADING
@@ -48,7 +48,7 @@ def speed(memo: Memo, sight: LineHistory, knobs: Knobs) -> Speed:
         nearest = _nearest(known, knobs)
         offloads = (saving_levers(knobs) - saving_levers(nearest.knobs)) & frozenset(OFFLOADING)
         least = prod(LEAST_SLOWER for _ in offloads)
-        least /= 1.0 if shares_alike(nearest.knobs, knobs) else SHARED_FASTER
+        least /= 1.0 if nearest.knobs.sharding == knobs.sharding else SHARED_FASTER
         usually = prod(LEVERS[name].usual.slower for name in offloads)
         at_best = min(at_best, _at_best(memo, known, knobs) / least)
         expected = memo.speed(nearest, knobs) / usually
@@ -233,7 +233,8 @@ def _largest(peaks: Mapping[Phase, float], known: Estimate, knobs: Knobs, *, tak
     held, static = known.memory.owners_at_peak, static_bytes(known) - taken
     if not peaks:
         return static
-    if shares_alike(known.knobs, knobs) and known.knobs.fsdp_offload_params == knobs.fsdp_offload_params:
+    is_alike = known.knobs.sharding == knobs.sharding
+    if is_alike and known.knobs.fsdp_offload_params == knobs.fsdp_offload_params:
         return max(peaks.values())
     # Gathered weights: all of them, in half precision, if none are resharded.
     before = held.get(Owner.GATHERED_WEIGHTS, 0)

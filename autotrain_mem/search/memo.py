@@ -198,7 +198,9 @@ def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[Lin
 
     def history(line: Line) -> LineHistory:
         related: dict[str, list[list[Estimate]]] = {"gentler": [], "harder": [], "shared_harder": [], "heavier": []}
-        likest_last = sorted(rehearsed, key=lambda pair: (shares_alike(pair[0], line[0]), len(saving_levers(pair[0]))))
+        likest_last = sorted(
+            rehearsed, key=lambda pair: (pair[0].sharding == line[0].sharding, len(saving_levers(pair[0])))
+        )
         for other, known in likest_last:
             for relation in _relations(line[0], other):
                 related[relation].append(known)
@@ -212,7 +214,7 @@ def _relations(one: Knobs, other: Knobs) -> tuple[str, ...]:
     """Names the fields of :class:`LineHistory` to which another line's estimates belong."""
     levers, others = saving_levers(one), saving_levers(other)
     names = []
-    if (levers != others or not shares_alike(one, other)) and _otherwise(one) == _otherwise(other):
+    if (levers != others or one.sharding != other.sharding) and _otherwise(one) == _otherwise(other):
         if others <= levers:
             names.append("gentler")
         elif levers <= others:
@@ -223,11 +225,6 @@ def _relations(one: Knobs, other: Knobs) -> tuple[str, ...]:
         base = {name: getattr(one, name) for name in ("dtype", *BASE_BITS, NESTED_QUANT)}
         names += ["heavier"] if replace(other, **base) == one else []
     return tuple(names)
-
-
-def shares_alike(one: Knobs, other: Knobs) -> bool:
-    """Returns whether two points share the model among processes in the same way."""
-    return one.sharding == other.sharding
 
 
 _others = attrgetter(

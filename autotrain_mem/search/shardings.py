@@ -7,6 +7,7 @@ from autotrain_mem.search.division import divisors
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.knobs import ROWS, STEPS, ZEROS
 from autotrain_mem.settings.levers import LEVERS, SHARDING, SHARED_SEQUENCE, SHARED_TOKENS, pulled
+from autotrain_mem.settings.optimizer_verdicts import OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.settings.own import SHARE_TOKENS, Sharding
 from autotrain_mem.types import METHODS, Job, Knobs
 
@@ -55,12 +56,11 @@ def shared(space: Space, setting: Knobs) -> tuple[Knobs, ...]:
         """Returns whether the levers of ``way`` work with its sharding. FSDP makes trained parameters float32 under
         mixed precision, whatever the dtype (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
         is_cast = way.is_sharded and not way.zero_stage
-        if is_cast and not way.use_peft and way.dtype != space.base.dtype:
-            return False
-        if way.is_sharded and way.steps_in_bitsandbytes:
-            return False
+        casts_weights = is_cast and not way.use_peft and way.dtype != space.base.dtype
+        # bitsandbytes' optimizers need whole parameters.
+        needs_whole = way.is_sharded and OPTIMIZERS_OF_BITSANDBYTES.search(way.optim)
         needs = [need for row in pulled(way) for need in row.needs.items()]
-        return all(getattr(way, name) in values for name, values in needs)
+        return not (casts_weights or needs_whole) and all(getattr(way, name) in values for name, values in needs)
 
     return tuple(way for way in ways if way == space.base or goes_together(way))
 

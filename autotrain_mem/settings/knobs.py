@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from autotrain_mem.settings.adapter_config import LORA, PEFT_CONFIG, kind_of
 from autotrain_mem.settings.declaration import Harm, TakenBy, setting, settings_of
-from autotrain_mem.settings.optimizer_verdicts import KEEPS_UPDATES, OPTIMIZERS_OF_BITSANDBYTES
+from autotrain_mem.settings.optimizer_verdicts import KEEPS_UPDATES
 from autotrain_mem.settings.own import OWN, OwnSettings, Sharding
 from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.codec import Form
@@ -160,11 +160,6 @@ class Knobs(OwnSettings, TrainerKnobs):
     def sums_up_rounding(self) -> bool:
         """Returns whether the optimizer keeps the part of its updates that rounding loses."""
         return self.optim == KEEPS_UPDATES
-
-    @property
-    def steps_in_bitsandbytes(self) -> bool:
-        """Returns whether the optimizer is one of bitsandbytes', which needs whole parameters."""
-        return OPTIMIZERS_OF_BITSANDBYTES.search(self.optim) is not None
 
     @property
     def training(self) -> tuple[bool, int | None, str, str]:

@@ -125,10 +125,8 @@ def why_no_start(checkpoint: Path) -> str:
     From a checkpoint with weights only (``save_only_model``) transformers silently resumes with a new optimizer and
     schedule (``trainer.py: _load_optimizer_and_scheduler``).
     """
-    why = why_not_whole(checkpoint)
-    return why or (
-        "" if _has_state(checkpoint) else "it has no optimizer state or no schedule, as written with --save_only_model"
-    )
+    without = "it has no optimizer state or no schedule, as written with --save_only_model"
+    return why_not_whole(checkpoint) or ("" if _has_state(checkpoint) else without)
 
 
 def newest_whole(output_dir: Path) -> Checkpoint | None:

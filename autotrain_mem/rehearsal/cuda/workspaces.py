@@ -65,7 +65,10 @@ def workspaces(compute_capability: Capability) -> Workspace:
         _aten.masked_scatter.default: _masked_scatter,
         _aten.masked_scatter_.default: _masked_scatter,
     }
-    forward, backward = (_product_workspaces(compute_capability) for _ in range(2))
+    # cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize, without CUBLAS_WORKSPACE_CONFIG: Hopper and Blackwell take
+    # 32 MiB; the rest ":4096:2:16:8", two chunks of 4 MiB and eight of 16 KiB.
+    cublas_bytes = 32 << 20 if compute_capability[0] >= 9 else 2 * (4096 << 10) + 8 * (16 << 10)
+    forward, backward = ((Scratch(cublas_bytes, kept_as="cuBLAS workspace"),) for _ in range(2))
 
     def workspace(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
         if operator in _BY_CUBLAS:
@@ -83,13 +86,6 @@ _BY_CUBLAS = frozenset(
         *(_aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten._addmm_activation.default),
     }
 )
-
-
-def _product_workspaces(compute_capability: Capability) -> tuple[Scratch, ...]:
-    # cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize, without CUBLAS_WORKSPACE_CONFIG: Hopper and Blackwell take
-    # 32 MiB; the rest ":4096:2:16:8", two chunks of 4 MiB and eight of 16 KiB.
-    cublas_bytes = 32 << 20 if compute_capability[0] >= 9 else 2 * (4096 << 10) + 8 * (16 << 10)
-    return (Scratch(cublas_bytes, kept_as="cuBLAS workspace"),)
 
 
 def _copied(tensor: torch.Tensor) -> int:

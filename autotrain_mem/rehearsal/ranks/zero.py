@@ -107,8 +107,7 @@ def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterat
     with ExitStack() as stack:
         offloads = any(getattr(knobs, name) for name in OF_DEEPSPEED)
         host = stack.enter_context(zero_offload(recorder)) if offloads else None
-        accelerator = _Accelerator(recorder, host)
-        stack.enter_context(patch.object(real_accelerator, "ds_accelerator", accelerator))
+        stack.enter_context(patch.object(real_accelerator, "ds_accelerator", _Accelerator(recorder, host)))
         on_host = knobs.offload_optimizer_device is not None
         stack.enter_context(wrapped(DeepSpeedEngine, "_configure_optimizer", _configure_optimizer, recorder, on_host))
         stack.enter_context(wrapped(DeepSpeedEngine, "_configure_distributed_model", _configure_model, recorder))
