@@ -31,7 +31,7 @@ SHAPED_REWARD = "get_soft_overlong_punishment"
 _OF_LORA = ("lora_", "use_rslora", "use_dora")
 _TABLE = Path(__file__).with_name("keys.csv")
 _TOOLS = {
-    "axolotl": ("Axolotl", ("base_model",), "axolotl_reading"),
+    "axolotl": ("Axolotl", ("base_model",), "axolotl"),
     "llamafactory": ("LLaMA-Factory", ("stage", "finetuning_type", "cutoff_len"), "llamafactory"),
     "recipe": ("alignment-handbook or open-r1", ("dataset_mixer", "dataset_mixture", "dataset_splits"), "tool_keys"),
 }

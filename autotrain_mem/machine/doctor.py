@@ -14,11 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from autotrain_mem.allocator.settings import NEWER_VARIABLE, OLDER_VARIABLE, variable_that_counts
-from autotrain_mem.machine.card_processes import others_on
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.machine.choose import unplanned_gpus
 from autotrain_mem.machine.detect import VISIBLE, detect
-from autotrain_mem.machine.nvml import nvidia_driver
+from autotrain_mem.machine.nvml import nvidia_driver, others_on
 from autotrain_mem.machine.usable import GpuPackage, NoAnswer, examine_package
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.host import existing, host_memory, missing_to_compile

@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.allocator.settings import AllocatorSettings
-from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
+from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory, Refusal
 from autotrain_mem.types import Hardware, MemoryReading
 
 

@@ -16,7 +16,7 @@ from autotrain_mem.training.process.main import main as run
 from autotrain_mem.types import Owner
 
 if TYPE_CHECKING:
-    from autotrain_mem.allocator.out_of_memory import Refusal
+    from autotrain_mem.allocator.simulator import Refusal
     from autotrain_mem.machine.simulated_card import SimulatedGpu
     from autotrain_mem.rehearsal.fake_run import Watch
     from autotrain_mem.training.process.build import Device

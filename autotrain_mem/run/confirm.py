@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.machine.card_processes import STEADY_BYTES, others_on
 from autotrain_mem.machine.choose import training_device
 from autotrain_mem.machine.detect import as_now
+from autotrain_mem.machine.nvml import STEADY_BYTES, others_on
 from autotrain_mem.planning.calibration import Correction, Point, corrected
 from autotrain_mem.planning.output_dir import resumes
 from autotrain_mem.planning.plan import make_plan, searched_with_images

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.allocator.settings import environment_settings
+from autotrain_mem.estimator.memory import make_timeline
 from autotrain_mem.estimator.replay import DeviceCapacity
-from autotrain_mem.estimator.timeline import make_timeline
 from autotrain_mem.planning.kept_answers import job_key
 from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.report.formatting import command_of

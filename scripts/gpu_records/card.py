@@ -11,9 +11,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any
 
-from autotrain_mem.machine.card_processes import held_by
 from autotrain_mem.machine.detect import cuda_device
-from autotrain_mem.machine.nvml import nvidia_driver
+from autotrain_mem.machine.nvml import held_by, nvidia_driver
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.trainers.phases import follow
 from autotrain_mem.types import Hardware, Owner, Phase

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from autotrain_mem.allocator import settings as module
-from autotrain_mem.allocator.out_of_memory import format_size
 from autotrain_mem.allocator.segments import FIRST_ADDRESS
 from autotrain_mem.allocator.settings import OLDER_VARIABLE, AllocatorSettings, environment_settings, parse_settings
-from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
+from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory, format_size
 from autotrain_mem.support.units import GIB, MIB
 
 

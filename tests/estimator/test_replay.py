@@ -16,11 +16,10 @@ from traces import block, run_of, trace, traces
 from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.allocator.settings import AllocatorSettings, parse_settings
 from autotrain_mem.allocator.simulator import CachingAllocator
-from autotrain_mem.estimator.memory import LARGEST_MODULES, estimate_memory
+from autotrain_mem.estimator.memory import HOLDERS, LARGEST_MODULES, estimate_memory, make_timeline
 from autotrain_mem.estimator.mixed_steps import drawn_batches, mixed_lengths, reserved_after
 from autotrain_mem.estimator.replay import DeviceCapacity, reserve
 from autotrain_mem.estimator.step_parts import UnclearStepsError, step_parts
-from autotrain_mem.estimator.timeline import HOLDERS, make_timeline
 from autotrain_mem.estimator.vllm_share import asleep_bytes, estimate_while_awake, with_sleep
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import DataProfile, Estimate, Hardware, Job, MemoryEstimate, Owner, Phase, StepTime, Trace

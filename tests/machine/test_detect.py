@@ -17,10 +17,10 @@ from autotrain_mem.drop_in.device import grow_segments
 from autotrain_mem.machine import detect as module
 from autotrain_mem.machine import nvml as nvml_module
 from autotrain_mem.machine import usable
-from autotrain_mem.machine.card_processes import NOBODY, held_by, others_on
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES, detect
 from autotrain_mem.machine.links import detected_link, links, topology, usual_link
+from autotrain_mem.machine.nvml import NOBODY, held_by, others_on
 from autotrain_mem.machine.usable import GpuPackage, NoAnswer, check_usable, examine_package
 from autotrain_mem.support.errors import UnreadableGpuError, UsageError
 from autotrain_mem.support.host import HostMemory

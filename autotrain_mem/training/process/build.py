@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from unittest import mock
 
-from autotrain_mem.allocator.out_of_memory import Refusal
+from autotrain_mem.allocator.simulator import Refusal
 from autotrain_mem.data import load
 from autotrain_mem.data.image_sizes import has_images
 from autotrain_mem.machine.detect import as_now

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, SequentialSampler
 from transformers import TrainerCallback
 
 from autotrain_mem.data.longest_rows import longest_of, repeated, samples_completions
-from autotrain_mem.machine.card_processes import PLAUSIBLE_BYTES, held_by
 from autotrain_mem.machine.detect import as_now
+from autotrain_mem.machine.nvml import PLAUSIBLE_BYTES, held_by
 from autotrain_mem.methods import online
 from autotrain_mem.methods.configs import EVALUATED_BATCHES, REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs
 from autotrain_mem.methods.interface import method_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotrain_mem.allocator.out_of_memory import Refusal
+from autotrain_mem.allocator.simulator import Refusal
 from autotrain_mem.machine.simulated_card import SimulatedGpu
 from autotrain_mem.rehearsal.simulated_run import SimulatedRun
 from autotrain_mem.rehearsal.trace.recorder import Recorder
