@@ -29,7 +29,6 @@ class Output:
     typed: tuple[str, ...] = field(default=(), compare=False)
     """All arguments after the method."""
     config: str | None = setting(
-        None,
         group=Group.JOB,
         before="peft_config",
         in_files=False,
@@ -37,7 +36,6 @@ class Output:
         help="a YAML file with TRL's keys and ours; flags win over it",
     )
     recipe: str | None = setting(
-        None,
         group=Group.JOB,
         before="peft_config",
         in_files=False,
@@ -45,7 +43,6 @@ class Output:
         help="a built-in recipe instead of --config (autofit recipes lists them)",
     )
     out: str | None = setting(
-        None,
         group=Group.OUTPUT,
         before="overwrite_output_dir",
         commands=(TRAIN, PLAN),
@@ -65,7 +62,6 @@ class Output:
         help="plan, print TRL's config, the command and the environment that would run, and stop",
     )
     export: str | None = setting(
-        None,
         group=Group.OUTPUT,
         commands=(TRAIN, PLAN),
         in_files=False,
@@ -75,7 +71,6 @@ class Output:
     )
     """The tool to write a file for, by its name in ``exports.tools``."""
     snapshot: str | None = setting(
-        None,
         group=Group.OUTPUT,
         commands=(ESTIMATE,),
         elsewhere=(

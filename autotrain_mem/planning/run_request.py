@@ -67,28 +67,23 @@ class RunRequest:
         RESTARTS,
         **_OF_RUN,
         kind=int,
-        metavar="N",
         help=f"resume up to N times in a row when the training process dies (default {RESTARTS}), 0 for never",
     )
     probe: bool = setting(
         True, **_OF_RUN, help="train without the probe (two real steps on the longest rows in a separate process)"
     )
     machine_rank: int | None = setting(
-        None,
         **_OF_MACHINES,
-        metavar="N",
         help="which of --nodes machines this one is, from 0 (default: from Slurm, torchrun or SkyPilot)",
     )
     main_process_ip: str | None = setting(
         None, **_OF_MACHINES | {"kind": str}, metavar="HOST", help="address of machine 0, which plans and leads"
     )
     main_process_port: int | None = setting(
-        None, **_OF_MACHINES, metavar="N", help="port on which machine 0 listens for the others (default 29500)"
+        **_OF_MACHINES, help="port on which machine 0 listens for the others (default 29500)"
     )
     min_nodes: int | None = setting(
-        None,
         **_OF_MACHINES,
-        metavar="N",
         help="continue with N machines or more when one is lost and does not come back (default: all)",
     )
     place: Place | None = None

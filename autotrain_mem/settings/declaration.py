@@ -50,6 +50,7 @@ class LeverRow:
     ``moves_from`` and ``to``."""
     harm: Harm
     knobs: tuple[str, ...] = ()
+    """What it sets; empty for the knob of its own name."""
     moves_from: tuple[Any, ...] = ()
     to: Any = None
     also: Mapping[str, Any] = field(default_factory=dict)
@@ -147,6 +148,7 @@ class Setting:
     help: str = ""
     group: Group = Group.SEARCH
     metavar: str | None = None
+    """The name of its value in a help; None for ``N`` if it is a whole number."""
     choices: tuple[str, ...] | None = None
     read: Callable[[str], Any] | None = None
     """Parses the flag's text; None if the kind is enough to parse it."""
@@ -181,11 +183,15 @@ class Setting:
         if self.is_switch:
             return {"action": "store_true", "help": self.help}
         reads = self.read or (self.kind if self.kind in (int, float) else None)
-        options = {"type": reads, "choices": self.choices, "metavar": self.metavar}
+        options = {
+            "type": reads,
+            "choices": self.choices,
+            "metavar": self.metavar or ("N" if self.kind is int else None),
+        }
         return {name: value for name, value in options.items() if value is not None} | {"help": self.help}
 
 
-def setting(default: Any, **said: Any) -> Any:
+def setting(default: Any = None, **said: Any) -> Any:
     """Declares a setting: a dataclass field with this default and these values of :class:`Setting`."""
     return field(default=default, metadata={"setting": Setting(default=default, **said)})
 

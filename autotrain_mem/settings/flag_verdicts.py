@@ -7,6 +7,7 @@ out of rehearsals; a flag that only some methods refuse also needs a line in the
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -74,174 +75,136 @@ REFUSED_WHEN_OFF: dict[str, str] = {
 _DPO, _KTO, _GRPO, _RLOO, _PPO, _REWARD = "dpo", "kto", "grpo", "rloo", "ppo", "reward"
 _DISTILLATION, _ORPO, _CPO, _ONLINE_DPO, _GKD = "distillation", "orpo", "cpo", "online_dpo", "gkd"
 _WITH_OWN_LOSS = (_REWARD, _DPO, _KTO, _ORPO, _CPO, _GRPO, _RLOO, _DISTILLATION, _ONLINE_DPO, _GKD, _PPO)
-_R, _H, _C = Verdict.REHEARSED, Verdict.HARMLESS, Verdict.COUNTED
 _ONLY, _IDLE = Verdict.ONLY_FOR_REAL, Verdict.IDLE
 
-_ROWS_FOR_ALL = (
-    FlagGroup(
-        verdict=Verdict.REFUSED,
-        why="a rehearsal cannot follow it, or only TRL's own script uses it",
-        flags=" ".join((*REFUSED, *REFUSED_WHEN_OFF)),
-    ),
-    # -- how the model is loaded and adapted
-    FlagGroup(
-        verdict=_R,
-        why="how the model is loaded, quantized and adapted: from_pretrained, bitsandbytes and PEFT run unchanged",
-        flags="model_name_or_path model_revision trust_remote_code dtype attn_implementation load_in_8bit "
-        "load_in_4bit bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage use_peft lora_r lora_alpha "
-        "lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save lora_task_type use_rslora "
-        "use_dora reward_model_name_or_path reward_model_path disable_dropout cast_lm_head_to_fp32 "
-        "teacher_model_name_or_path teacher_model_revision teacher_model_init_kwargs",
-    ),
-    # -- batches and lengths
-    FlagGroup(
-        verdict=_R,
-        why="sizes of batches, rows and completions, which determine the worst batch",
-        flags="per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps max_length packing "
-        "packing_strategy eval_packing padding_free pad_to_multiple_of truncation_mode train_sampling_strategy "
-        "remove_unused_columns label_names accelerator_config num_generations num_generations_eval "
-        "max_completion_length generation_batch_size steps_per_generation num_iterations response_length "
-        "local_rollout_forward_batch_size num_mini_batches max_new_tokens",
-    ),
-    # -- what a step computes
-    FlagGroup(
-        verdict=_R,
-        why="what a step computes and keeps: precision, kernels, recomputation, offloading, the optimizer",
-        flags="bf16 fp16 use_liger_kernel liger_kernel_config use_cache neftune_noise_alpha gradient_checkpointing "
-        "gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs activation_offloading "
-        "torch_empty_cache_steps optim optim_args optim_target_modules max_grad_norm average_tokens_across_devices "
-        "label_smoothing_factor router_aux_loss_coef include_num_input_tokens_seen eval_accumulation_steps "
-        "include_for_metrics metric_for_best_model",
-    ),
-    FlagGroup(
-        verdict=_R,
-        why="which tensors a loss makes: TRL's own code computes it",
-        flags="loss_type loss_weights ld_alpha f_divergence_type label_smoothing use_weighting cpo_alpha alpha beta "
-        "precompute_ref_log_probs sync_ref_model ref_model_sync_steps ref_model_mixup_alpha "
-        "center_rewards_coefficient delta importance_sampling_level top_entropy_quantile entropy_coef "
-        "use_adaptive_entropy off_policy_mask_threshold use_bias_correction_kl mask_truncated_completions "
-        "multi_objective_aggregation scale_rewards reward_weights normalize_advantages reward_clip_range "
-        "missing_eos_penalty whiten_rewards kl_estimator stop_token stop_token_id model_adapter_name ref_adapter_name",
-    ),
-    FlagGroup(
-        verdict=_R,
-        why="how completions are sampled: transformers' loop runs its first and last step, and vLLM's share is counted",
-        flags="lmbda seq_kd temperature top_p top_k min_p repetition_penalty generation_kwargs cache_implementation "
-        "ds3_gather_for_generation use_vllm vllm_mode vllm_enable_sleep_mode vllm_gpu_memory_utilization "
-        "vllm_tensor_parallel_size vllm_importance_sampling_correction vllm_importance_sampling_mode "
-        "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_cap",
-    ),
-    FlagGroup(
-        verdict=_R,
-        why="how several GPUs work together: a rehearsal runs one of their processes",
-        flags="deepspeed ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph",
-    ),
-    # -- rows
-    FlagGroup(
-        verdict=_C,
-        why="which rows are read, and how TRL converts them",
-        flags="dataset_name dataset_config dataset_train_split dataset_test_split datasets dataset_streaming "
-        "streaming test_split_size chat_template_kwargs reward_funcs",
-    ),
-    FlagGroup(
-        verdict=_ONLY,
-        why="how texts become tokens: the data's tokens are counted, and a rehearsal's rows are already tokens",
-        flags="dataset_text_field dataset_kwargs dataset_num_proc completion_only_loss assistant_only_loss "
-        "chat_template_path eos_token pad_token",
-    ),
-    # -- what a rehearsal replaces by its own
-    FlagGroup(
-        verdict=_ONLY,
-        why="where a run begins and ends, and what it writes: a rehearsal has two steps, one evaluation if the job "
-        "evaluates, one save, and a folder of its own",
-        flags="output_dir max_steps num_train_epochs total_episodes num_ppo_epochs eval_strategy "
-        "num_sample_generations eval_steps eval_delay eval_on_start save_strategy load_best_model_at_end "
-        "resume_from_checkpoint report_to disable_tqdm run_name push_to_hub hub_model_id log_completions "
-        "log_completions_hub_repo",
-    ),
-    FlagGroup(
-        verdict=_ONLY,
-        why="it needs a GPU or other processes, and a rehearsal has neither",
-        flags="use_cpu tf32 ddp_backend torch_compile torch_compile_backend torch_compile_mode dataloader_num_workers "
-        "dataloader_prefetch_factor dataloader_persistent_workers dataloader_multiprocessing_context",
-    ),
-    FlagGroup(
-        verdict=_ONLY, why="it would take over the signals of the rehearsal's process", flags="enable_jit_checkpoint"
-    ),
-    FlagGroup(
-        verdict=_ONLY,
-        why="the reference model scores rows before training, without gradients: listed as not counted",
-        flags="precompute_ref_batch_size",
-    ),
-    # -- harmless
-    FlagGroup(
-        verdict=_H,
-        why="rates, factors and thresholds: numbers that tensors are multiplied by or compared with",
-        flags="learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps weight_decay adam_beta1 adam_beta2 "
-        "adam_epsilon desirable_weight undesirable_weight f_alpha_divergence_coef discopop_tau epsilon epsilon_high "
-        "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target kl_coef cliprange cliprange_value "
-        "vf_coef gamma lam sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_k_neg vespo_lambda_pos "
-        "vespo_lambda_neg simpo_gamma padding_value",
-    ),
-    FlagGroup(
-        verdict=_H,
-        why="seeds, and the order in which rows come",
-        flags="seed data_seed shuffle_dataset ignore_data_skip dataloader_drop_last dataloader_in_order "
-        "length_column_name restore_callback_states_from_checkpoint",
-    ),
-    FlagGroup(
-        verdict=_H,
-        why="what is logged and reported, and how often",
-        flags="logging_strategy logging_steps logging_first_step logging_nan_inf_filter log_on_each_node log_level "
-        "log_level_replica project trackio_space_id trackio_bucket_id trackio_static_space_id log_multimodal "
-        "log_unique_prompts num_completions_to_print",
-    ),
-    FlagGroup(
-        verdict=_H,
-        why="which checkpoints are kept, and what is uploaded to the hub",
-        flags="greater_is_better save_steps save_only_model save_on_each_node save_total_limit hub_token "
-        "hub_private_repo hub_strategy hub_always_push hub_revision",
-    ),
-    FlagGroup(
-        verdict=_H,
-        why="where processes and servers are found, and how long they are waited for",
-        flags="ddp_timeout vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port",
-    ),
-    FlagGroup(
-        verdict=_H,
-        why="how vLLM works within its share of the card",
-        flags="vllm_model_impl vllm_structured_outputs_regex vllm_max_model_length",
-    ),
-    FlagGroup(verdict=_H, why="it affects host memory only", flags="dataloader_pin_memory"),
-    FlagGroup(verdict=_H, why="it is always true", flags="do_train"),
-    # -- idle
-    FlagGroup(
-        verdict=_IDLE, why="training does not use it; --eval_strategy steps evaluates", flags="do_eval do_predict"
-    ),
-    FlagGroup(
-        verdict=_IDLE,  # transformers/trainer.py: evaluation_loop casts where `not self.is_in_train`
-        why="transformers casts the model only for evaluations after training, and autofit evaluates only during it",
-        flags="bf16_full_eval fp16_full_eval",
-    ),
-    FlagGroup(
-        verdict=_IDLE,  # transformers/training_args.py: local_rank
-        why="launchers set it by the environment variable LOCAL_RANK",
-        flags="local_rank",
-    ),
+_FOR_ALL: Mapping[Verdict, Mapping[str, str]] = {
+    Verdict.REFUSED: {
+        "a rehearsal cannot follow it, or only TRL's own script uses it": " ".join((*REFUSED, *REFUSED_WHEN_OFF)),
+    },
+    Verdict.REHEARSED: {
+        # -- how the model is loaded and adapted
+        "how the model is loaded, quantized and adapted: from_pretrained, bitsandbytes and PEFT run unchanged": (
+            "model_name_or_path model_revision trust_remote_code dtype attn_implementation load_in_8bit load_in_4bit "
+            "bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage use_peft lora_r lora_alpha lora_dropout "
+            "lora_target_modules lora_target_parameters lora_modules_to_save lora_task_type use_rslora use_dora "
+            "reward_model_name_or_path reward_model_path disable_dropout cast_lm_head_to_fp32 "
+            "teacher_model_name_or_path teacher_model_revision teacher_model_init_kwargs"
+        ),
+        # -- batches and lengths
+        "sizes of batches, rows and completions, which determine the worst batch": (
+            "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps max_length packing "
+            "packing_strategy eval_packing padding_free pad_to_multiple_of truncation_mode train_sampling_strategy "
+            "remove_unused_columns label_names accelerator_config num_generations num_generations_eval "
+            "max_completion_length generation_batch_size steps_per_generation num_iterations response_length "
+            "local_rollout_forward_batch_size num_mini_batches max_new_tokens"
+        ),
+        # -- what a step computes
+        "what a step computes and keeps: precision, kernels, recomputation, offloading, the optimizer": (
+            "bf16 fp16 use_liger_kernel liger_kernel_config use_cache neftune_noise_alpha gradient_checkpointing "
+            "gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs "
+            "activation_offloading torch_empty_cache_steps optim optim_args optim_target_modules max_grad_norm "
+            "average_tokens_across_devices label_smoothing_factor router_aux_loss_coef include_num_input_tokens_seen "
+            "eval_accumulation_steps include_for_metrics metric_for_best_model"
+        ),
+        "which tensors a loss makes: TRL's own code computes it": (
+            "loss_type loss_weights ld_alpha f_divergence_type label_smoothing use_weighting cpo_alpha alpha beta "
+            "precompute_ref_log_probs sync_ref_model ref_model_sync_steps ref_model_mixup_alpha "
+            "center_rewards_coefficient delta importance_sampling_level top_entropy_quantile entropy_coef "
+            "use_adaptive_entropy off_policy_mask_threshold use_bias_correction_kl mask_truncated_completions "
+            "multi_objective_aggregation scale_rewards reward_weights normalize_advantages reward_clip_range "
+            "missing_eos_penalty whiten_rewards kl_estimator stop_token stop_token_id model_adapter_name "
+            "ref_adapter_name"
+        ),
+        "how completions are sampled: transformers' loop runs its first and last step, and vLLM's share is counted": (
+            "lmbda seq_kd temperature top_p top_k min_p repetition_penalty generation_kwargs cache_implementation "
+            "ds3_gather_for_generation use_vllm vllm_mode vllm_enable_sleep_mode vllm_gpu_memory_utilization "
+            "vllm_tensor_parallel_size vllm_importance_sampling_correction vllm_importance_sampling_mode "
+            "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_cap"
+        ),
+        "how several GPUs work together: a rehearsal runs one of their processes": (
+            "deepspeed ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph"
+        ),
+    },
+    Verdict.COUNTED: {
+        # -- rows
+        "which rows are read, and how TRL converts them": (
+            "dataset_name dataset_config dataset_train_split dataset_test_split datasets dataset_streaming streaming "
+            "test_split_size chat_template_kwargs reward_funcs"
+        ),
+    },
+    Verdict.ONLY_FOR_REAL: {
+        "how texts become tokens: the data's tokens are counted, and a rehearsal's rows are already tokens": (
+            "dataset_text_field dataset_kwargs dataset_num_proc completion_only_loss assistant_only_loss "
+            "chat_template_path eos_token pad_token"
+        ),
+        # -- what a rehearsal replaces by its own
+        "where a run begins and ends, and what it writes: a rehearsal has two steps, one evaluation if the job "
+        "evaluates, one save, and a folder of its own": (
+            "output_dir max_steps num_train_epochs total_episodes num_ppo_epochs eval_strategy num_sample_generations "
+            "eval_steps eval_delay eval_on_start save_strategy load_best_model_at_end resume_from_checkpoint report_to "
+            "disable_tqdm run_name push_to_hub hub_model_id log_completions log_completions_hub_repo"
+        ),
+        "it needs a GPU or other processes, and a rehearsal has neither": (
+            "use_cpu tf32 ddp_backend torch_compile torch_compile_backend torch_compile_mode dataloader_num_workers "
+            "dataloader_prefetch_factor dataloader_persistent_workers dataloader_multiprocessing_context"
+        ),
+        "it would take over the signals of the rehearsal's process": "enable_jit_checkpoint",
+        "the reference model scores rows before training, without gradients: listed as not counted": (
+            "precompute_ref_batch_size"
+        ),
+    },
+    Verdict.HARMLESS: {
+        "rates, factors and thresholds: numbers that tensors are multiplied by or compared with": (
+            "learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps weight_decay adam_beta1 adam_beta2 "
+            "adam_epsilon desirable_weight undesirable_weight f_alpha_divergence_coef discopop_tau epsilon "
+            "epsilon_high entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target kl_coef cliprange "
+            "cliprange_value vf_coef gamma lam sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_k_neg "
+            "vespo_lambda_pos vespo_lambda_neg simpo_gamma padding_value"
+        ),
+        "seeds, and the order in which rows come": (
+            "seed data_seed shuffle_dataset ignore_data_skip dataloader_drop_last dataloader_in_order "
+            "length_column_name restore_callback_states_from_checkpoint"
+        ),
+        "what is logged and reported, and how often": (
+            "logging_strategy logging_steps logging_first_step logging_nan_inf_filter log_on_each_node log_level "
+            "log_level_replica project trackio_space_id trackio_bucket_id trackio_static_space_id log_multimodal "
+            "log_unique_prompts num_completions_to_print"
+        ),
+        "which checkpoints are kept, and what is uploaded to the hub": (
+            "greater_is_better save_steps save_only_model save_on_each_node save_total_limit hub_token "
+            "hub_private_repo hub_strategy hub_always_push hub_revision"
+        ),
+        "where processes and servers are found, and how long they are waited for": (
+            "ddp_timeout vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port"
+        ),
+        "how vLLM works within its share of the card": (
+            "vllm_model_impl vllm_structured_outputs_regex vllm_max_model_length"
+        ),
+        "it affects host memory only": "dataloader_pin_memory",
+        "it is always true": "do_train",
+    },
+    Verdict.IDLE: {
+        "training does not use it; --eval_strategy steps evaluates": "do_eval do_predict",
+        # transformers/trainer.py: evaluation_loop casts where `not self.is_in_train`
+        "transformers casts the model only for evaluations after training, and autofit evaluates only during it": (
+            "bf16_full_eval fp16_full_eval"
+        ),
+        # transformers/training_args.py: local_rank
+        "launchers set it by the environment variable LOCAL_RANK": "local_rank",
+        "it concerns tools or continuous batching, and a plan supports neither": (
+            "max_tool_calling_iterations transformers_continuous_batching_config"
+        ),
+    },
+}
+"""Verdict -> why -> the flags to which it applies for this reason, for all methods."""
+
+_FOR_SOME = (
     FlagGroup(
         verdict=_IDLE,
         why="it concerns the input of compute_metrics, and a command has no such function",
         flags="prediction_loss_only batch_eval_metrics eval_do_concat_batches eval_use_gather_object",
         in_commands=True,
     ),
-    FlagGroup(
-        verdict=_IDLE,
-        why="it concerns tools or continuous batching, and a plan supports neither",
-        flags="max_tool_calling_iterations transformers_continuous_batching_config",
-    ),
-)
-
-_ROWS_OF_METHODS = (
     FlagGroup(
         verdict=Verdict.REFUSED,
         methods=(_ORPO, _CPO),  # orpo.py: check
@@ -328,7 +291,14 @@ _ROWS_OF_METHODS = (
     ),
 )
 
-GROUPS: tuple[FlagGroup, ...] = (*_ROWS_OF_METHODS, *_ROWS_FOR_ALL)
+GROUPS: tuple[FlagGroup, ...] = (
+    *_FOR_SOME,
+    *(
+        FlagGroup(verdict=verdict, why=why, flags=flags)
+        for verdict, rows in _FOR_ALL.items()
+        for why, flags in rows.items()
+    ),
+)
 """Every flag of TRL 1.12 to 1.16; rows for some methods precede those for all."""
 
 

@@ -85,7 +85,7 @@ class TrainerKnobs:
     """Rows of an evaluation micro-batch; None if nothing is evaluated and the user set none."""
     processes: int = setting(1, where=TakenBy.LAUNCH)
     """Number of processes, each on its own GPU (``accelerate launch --num_processes``)."""
-    dp_replicate_size: int | None = setting(None, where=TakenBy.LAUNCH)
+    dp_replicate_size: int | None = setting(where=TakenBy.LAUNCH)
     """Groups of processes that each hold a whole set of shards (HSDP); None for a single group."""
 
 

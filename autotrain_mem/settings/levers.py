@@ -5,6 +5,7 @@ the settings (``settings.own``); those of TRL's have a row here.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from autotrain_mem.settings.declaration import Harm, LeverRow, Savings
 from autotrain_mem.settings.knobs import EVALUATED_ROWS, ROWS, STEPS, Knobs
@@ -41,6 +42,9 @@ OFFLOADED_SHARDS = "fsdp_offload_params"
 SMALLER_IMAGES = "max_pixels"
 """The lever of smaller images: tried if rows have images and nothing else fits (``planning.plan``)."""
 
+_ON: dict[str, Any] = {"moves_from": (False,), "to": True}
+"""What a lever does that turns a switch on."""
+
 _OF_TRLS = (
     LeverRow(
         name="eval_batch",
@@ -53,9 +57,7 @@ _OF_TRLS = (
     LeverRow(
         name=LIGER,
         harm=Harm.NONE,
-        knobs=(LIGER,),
-        moves_from=(False,),
-        to=True,
+        **_ON,
         suits=lambda method: method.has_chunked_loss,
         reason="Liger's fused layers keep fewer activations and no logits: the same training, in other kernels",
         words="Liger's kernels",
@@ -77,9 +79,7 @@ _OF_TRLS = (
     LeverRow(
         name="gradient_checkpointing",
         harm=Harm.TIME,
-        knobs=("gradient_checkpointing",),
-        moves_from=(False,),
-        to=True,
+        **_ON,
         reason="activations are recomputed in the backward pass instead of kept: the same gradients, more time",
         let_go="the activations fit without recomputing them, which is faster",
         usual=Savings(kept=0.25),
@@ -88,9 +88,7 @@ _OF_TRLS = (
     LeverRow(
         name=PRECOMPUTING,
         harm=Harm.TIME,
-        knobs=(PRECOMPUTING,),
-        moves_from=(False,),
-        to=True,
+        **_ON,
         needs={"use_peft": (False,), "sharding": UNSHARDED},  # an adapter has no second model as its reference
         not_sharded=(
             # transformers/trainer.py: __init__ leaves the model on the host until accelerate has divided it
@@ -108,9 +106,7 @@ _OF_TRLS = (
     LeverRow(
         name="activation_offloading",
         harm=Harm.TIME,
-        knobs=("activation_offloading",),
-        moves_from=(False,),
-        to=True,
+        **_ON,
         suits=lambda method: method.has_activation_offload,
         needs={"sharding": UNSHARDED},
         not_sharded=(
@@ -167,8 +163,7 @@ _OF_TRLS = (
         name="nested_quant",
         harm=Harm.ROUNDING,
         knobs=(NESTED_QUANT,),
-        moves_from=(False,),
-        to=True,
+        **_ON,
         needs={"load_in_4bit": (True,)},  # Dettmers et al., "QLoRA" (arXiv 2305.14314), section 3: 0.373 bits
         reason="the scales of the base's 4-bit blocks are rounded to 8 bits: 0.37 bits fewer for each weight",
         without="without rounding it needs",
@@ -178,8 +173,7 @@ _OF_TRLS = (
         name="lora",
         harm=Harm.WHAT_IS_TRAINED,
         knobs=("use_peft",),
-        moves_from=(False,),
-        to=True,
+        **_ON,
         along=("bf16_weights",),  # a frozen base has no updates that rounding could lose
         turns_on_adapter=True,
         reason="a LoRA adapter is trained and the base model stays frozen",
@@ -190,8 +184,7 @@ _OF_TRLS = (
         name="8bit_base",
         harm=Harm.WHAT_IS_TRAINED,
         knobs=("load_in_8bit",),
-        moves_from=(False,),
-        to=True,
+        **_ON,
         along=("bf16_weights", "lora"),
         needs={"load_in_4bit": (False,), "sharding": UNSHARDED},
         quantizes=True,
@@ -213,8 +206,7 @@ _OF_TRLS = (
         name="4bit_base",
         harm=Harm.WHAT_IS_TRAINED,
         knobs=("load_in_4bit",),
-        moves_from=(False,),
-        to=True,
+        **_ON,
         also={NESTED_QUANT: True},
         along=("bf16_weights", "lora"),
         needs={"load_in_8bit": (False,), "sharding": (*UNSHARDED, "fsdp2-no-reshard", "fsdp2", "hsdp")},
@@ -231,7 +223,6 @@ _OF_TRLS = (
     LeverRow(
         name=MAX_LENGTH,
         harm=Harm.DATA,
-        knobs=(MAX_LENGTH,),
         suits=lambda method: not method.is_online and method.long_rows != "kept",  # TRL truncates no prompts
         reason="rows are truncated to fewer tokens",
         without="the length asked for needs",
@@ -241,7 +232,10 @@ _OF_TRLS = (
 
 LADDER = tuple(
     sorted(
-        (*_OF_TRLS, *(each.lever for each in OWN.values() if each.lever is not None)),
+        (
+            *(replace(row, knobs=row.knobs or (row.name,)) for row in _OF_TRLS),
+            *(each.lever for each in OWN.values() if each.lever is not None),
+        ),
         key=lambda row: (row.harm, row.to is None if row.harm is Harm.NONE else row.to is not None),
     )
 )

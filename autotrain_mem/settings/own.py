@@ -79,10 +79,8 @@ class OwnSettings:
     )
     """Whether segments grow page by page; a plan turns this on by itself if that makes it fit."""
     max_pixels: int | None = setting(
-        None,
         where=TakenBy.OWN,
         before="optimizer_offload",
-        metavar="N",
         help="shrink larger images to N pixels",
         check=up_to(10**9, "pixels"),
         lever=LeverRow(
@@ -93,7 +91,6 @@ class OwnSettings:
     )
     """The most pixels of an image. None: the limit of the model's processor, or fewer if nothing else fits."""
     sharding: Sharding | None = setting(
-        None,
         where=TakenBy.LAUNCH,
         choices=SHARDINGS,
         help="how several GPUs divide the model: not at all (ddp), or into shards; default: what fits and is fastest",
@@ -108,10 +105,8 @@ class OwnSettings:
     )
     """How processes divide the model; None: the fastest way that fits, or a single process."""
     cp_size: int | None = setting(
-        None,
         where=TakenBy.LAUNCH,
         accelerate="parallelism_config_cp_size",
-        metavar="N",
         help="number of GPUs among which each row's tokens are divided (SFT, FSDP2); default: 1, or the fewest of "
         "2, 4, ... that fit, if rows of 32,768 tokens or more do not fit otherwise without harm",
         check=up_to(1_024, "GPUs"),
@@ -123,10 +118,8 @@ class OwnSettings:
     )
     """Number of GPUs among which a row's tokens are divided (context parallelism, FSDP2). None: a plan may choose."""
     sp_size: int | None = setting(
-        None,
         where=TakenBy.LAUNCH,
         accelerate="parallelism_config_sp_size",
-        metavar="N",
         help="like --cp_size, in DeepSpeed (SFT, ZeRO), which divides heads instead of tokens during attention",
         check=up_to(1_024, "GPUs"),
         lever=LeverRow(
@@ -158,7 +151,6 @@ class OwnSettings:
     )
     """Whether shards of parameters, gradients and optimizer state are offloaded to the host (FSDP)."""
     offload_optimizer_device: OffloadDevice | None = setting(
-        None,
         kind=str,
         takes="'cpu'",
         where=TakenBy.LAUNCH,
@@ -169,7 +161,6 @@ class OwnSettings:
     )
     """``cpu``: the optimizer's state and step are on the host (ZeRO); None: on the GPU."""
     offload_param_device: OffloadDevice | None = setting(
-        None,
         kind=str,
         takes="'cpu'",
         where=TakenBy.LAUNCH,
@@ -180,7 +171,6 @@ class OwnSettings:
     )
     """``cpu``: shards of weights are offloaded to the host (ZeRO-3); None: on the GPU."""
     peft_config: str | Path | Mapping[str, Any] | None = setting(
-        None,
         takes="the path of a file, or its keys",
         where=TakenBy.OWN,
         group=Group.JOB,

@@ -36,7 +36,6 @@ class AutoFit(OwnSettings):
     """
 
     gpu: str | None = setting(
-        None,
         takes="a text such as 'rtx4090'",
         group=Group.DEVICE,
         metavar="NAME",
@@ -44,26 +43,21 @@ class AutoFit(OwnSettings):
     )
     """The card to plan for, by name (``rtx4090``) or memory size (``6GiB``). None: the device that the trainer uses."""
     gpus: int | Collection[int] | None = setting(
-        None,
         takes="a whole number, or several to compare",
         check=up_to(1_024, "GPUs"),
         group=Group.DEVICE,
-        metavar="N",
         read=words.read_counts,
         help="number of cards that train together (default: all cards here, or 1 if --gpu names a card); "
         "--gpu all --gpus 1,2,4 compares these numbers",
     )
     """The number of cards per machine that train together. Several numbers, such as ``(1, 2, 4)``, are compared."""
     nodes: int | None = setting(
-        None,
         check=up_to(16_384, "machines"),
         group=Group.DEVICE,
-        metavar="N",
         help="number of machines, each with --gpus cards; start the same command on each machine",
     )
     """The number of machines to plan for, each with ``gpus`` cards. None: one machine."""
     link: str | None = setting(
-        None,
         takes="a text such as 'nvlink4'",
         group=Group.DEVICE,
         metavar="NAME",
@@ -72,7 +66,6 @@ class AutoFit(OwnSettings):
     )
     """The link between the cards of a machine (``nvlink4``), and after a comma between machines (``nvlink4,ndr``)."""
     accelerate_config: str | Path | Mapping[str, Any] | None = setting(
-        None,
         takes="the path of a file, or its keys",
         group=Group.DEVICE,
         metavar="FILE",
@@ -80,7 +73,6 @@ class AutoFit(OwnSettings):
     )
     """A config of ``accelerate launch``, by path or content, which sets processes, machines and sharding."""
     headroom: str | None = setting(
-        None,
         takes="a text such as '500MiB' or '8%'",
         check=that(
             lambda text: words.size_or_share(text, 1) is not None, "{value!r} is neither a size nor a share", _HEADROOM
@@ -90,17 +82,14 @@ class AutoFit(OwnSettings):
         help="memory to leave free: 500MiB or 8%% (default 4%%, and at least 400 MiB unless --gpu is a size)",
     )
     """The device memory to leave free (``8%``). None: 4 % of the card, at least 400 MiB unless ``gpu`` is a size."""
-    effective_batch_size: int | None = setting(None, metavar="N", help="rows per optimizer step, kept constant")
+    effective_batch_size: int | None = setting(help="rows per optimizer step, kept constant")
     """The rows per optimizer step over all processes. None: batch size x gradient accumulation x processes."""
     prompt_length: int | None = setting(
-        None,
         group=Group.JOB,
-        metavar="N",
         help="GRPO, RLOO, distillation, online DPO, PPO: plan for prompts of N tokens",
     )
     """Online methods: the longest prompt to plan for, in tokens. None: the prompts of the data are counted."""
     image_sizes: str | None = setting(
-        None,
         takes="a text such as '1024x768,640x480'",
         check=that(
             lambda text: all(map(words.is_image_size, text.split(","))),
@@ -135,7 +124,6 @@ class AutoFit(OwnSettings):
     )
     """A plan is skipped if it is this many times slower than the best plan of the next level of harm."""
     within: str | None = setting(
-        None,
         takes="a text such as '8h' or '90min'",
         check=that(
             lambda text: words.read_seconds(text) is not None,
@@ -149,7 +137,6 @@ class AutoFit(OwnSettings):
     )
     """The longest predicted duration of the whole training: ``8h``, ``90min`` or ``2d``; None for no limit."""
     budget: float | None = setting(
-        None,
         check=that(
             lambda amount: 0 < amount < math.inf,
             "{value:g} is not an amount to spend",
@@ -162,17 +149,14 @@ class AutoFit(OwnSettings):
     )
     """The highest cost of the whole training, in the currency of the prices; None for no limit."""
     tokens: int | None = setting(
-        None,
         check=up_to(10**18, "tokens"),
         read=words.read_tokens,
-        metavar="N",
         commands=(PLAN,),
         elsewhere=("it predicts no training.", "autofit plan METHOD ... --tokens 20M predicts time and cost."),
         help="predict the time and cost of training on N tokens in all, such as 20M, in place of the data's",
     )
     """The tokens to train on in all, to predict time and cost. None: those of the data, or of ``max_steps``."""
     prices: str | Path | None = setting(
-        None,
         takes="the path of a file",
         metavar="FILE",
         commands=(TRAIN, PLAN),
@@ -181,7 +165,6 @@ class AutoFit(OwnSettings):
     )
     """A CSV file of rental prices that replaces the built-in table."""
     plan: str | Path | nouns.Plan | None = setting(
-        None,
         takes="a Plan or the path of its file",
         group=Group.OUTPUT,
         metavar="FILE",
