@@ -34,6 +34,12 @@ in each of several groups of processes. DeepSpeed's stages divide the optimizer'
 OffloadDevice = Literal["cpu"]
 """DeepSpeed's name of the device to which it offloads; NVMe is not supported."""
 
+_BY_DEEPSPEED: dict[str, Any] = {
+    **{"kind": str, "takes": "'cpu'", "where": TakenBy.LAUNCH, "of_deepspeed": True},
+    **{"choices": get_args(OffloadDevice), "check": one_of(get_args(OffloadDevice))},
+}
+"""What the settings of DeepSpeed's offload have in common."""
+
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 UNSHARDED = (None, "ddp")
 """Values of ``sharding`` for levers that need whole parameters."""
@@ -151,23 +157,11 @@ class OwnSettings:
     )
     """Whether shards of parameters, gradients and optimizer state are offloaded to the host (FSDP)."""
     offload_optimizer_device: OffloadDevice | None = setting(
-        kind=str,
-        takes="'cpu'",
-        where=TakenBy.LAUNCH,
-        of_deepspeed=True,
-        choices=get_args(OffloadDevice),
-        help="keep the optimizer's state and step in host memory (ZeRO)",
-        check=one_of(get_args(OffloadDevice)),
+        **_BY_DEEPSPEED, help="keep the optimizer's state and step in host memory (ZeRO)"
     )
     """``cpu``: the optimizer's state and step are on the host (ZeRO); None: on the GPU."""
     offload_param_device: OffloadDevice | None = setting(
-        kind=str,
-        takes="'cpu'",
-        where=TakenBy.LAUNCH,
-        of_deepspeed=True,
-        choices=get_args(OffloadDevice),
-        help="keep shards of weights in host memory (ZeRO-3)",
-        check=one_of(get_args(OffloadDevice)),
+        **_BY_DEEPSPEED, help="keep shards of weights in host memory (ZeRO-3)"
     )
     """``cpu``: shards of weights are offloaded to the host (ZeRO-3); None: on the GPU."""
     peft_config: str | Path | Mapping[str, Any] | None = setting(
