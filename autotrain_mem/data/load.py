@@ -7,13 +7,7 @@ from typing import Any
 from autotrain_mem.data.image_sizes import IMAGE_COLUMNS
 from autotrain_mem.methods import row_formats
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.support import data_files
-from autotrain_mem.support.errors import (
-    DatasetFormatError,
-    DatasetNotFoundError,
-    EmptyDatasetError,
-    MalformedDatasetError,
-)
+from autotrain_mem.support import data_files, errors
 from autotrain_mem.support.sources import ONE_ROW, WHAT_IS_READ, check_data_path, no_split
 from autotrain_mem.trainers.script_call import keyword_of, splits_of
 from autotrain_mem.types import TEXT_COLUMN, Job
@@ -42,7 +36,7 @@ def load(job: Job, filled: Configs) -> Any:
     evaluated = evaluated_splits(job, filled, splits)
     if job.is_evaluated and not any(used in splits for used in evaluated):
         if job.python_call is not None:
-            raise DatasetFormatError(
+            raise errors.DatasetFormatError(
                 "eval_strategy asks for evaluation, but the trainer is given no eval_dataset.",
                 hint='Give eval_dataset=, or the config eval_strategy="no".',
             )
@@ -52,7 +46,7 @@ def load(job: Job, filled: Configs) -> Any:
         if columns is None:  # of a stream that was not read
             continue
         if not job.streams and len(splits[used]) == 0:
-            raise EmptyDatasetError(f"{name} has no rows.", hint=ONE_ROW)
+            raise errors.EmptyDatasetError(f"{name} has no rows.", hint=ONE_ROW)
         _check_images(columns, job, name)
         if not columns_of(job, filled, columns) and keyword_of(job, "formatting_func") is None:
             text_column = getattr(filled.training, "dataset_text_field", TEXT_COLUMN)
@@ -93,9 +87,9 @@ def load_named(name: str, config_name: str | None, *, streaming: bool = False) -
             return datasets.load_dataset(kind, data_files=str(path), streaming=streaming)
         except (OSError, ValueError, RecursionError, datasets.exceptions.DatasetGenerationError) as error:
             if _NO_ROWS in str(error):
-                raise EmptyDatasetError(f"{path} has no rows.", hint=ONE_ROW) from error
+                raise errors.EmptyDatasetError(f"{path} has no rows.", hint=ONE_ROW) from error
             reason = data_files.why_unreadable(path) or _first_line(error)
-            raise MalformedDatasetError(
+            raise errors.MalformedDatasetError(
                 f"{path} cannot be read: {reason}.", hint=data_files.HOW_TO_MEND[kind]
             ) from error
     try:
@@ -111,22 +105,22 @@ def load_named(name: str, config_name: str | None, *, streaming: bool = False) -
             ]
             listed = "\n".join(f"  --dataset {file}" for file in files[:_FILES_LISTED])
             more = f"\n  and {len(files) - _FILES_LISTED} more" if len(files) > _FILES_LISTED else ""
-            raise MalformedDatasetError(
+            raise errors.MalformedDatasetError(
                 f"The files in {path} do not have the same columns, and a folder is read as one table.",
                 hint=f"Give one file, or put files of the same columns in a folder of their own:\n{listed}{more}",
             ) from error
         for file in sorted(path.rglob("*.json*")):  # none for a hub id
             if where := data_files.why_unreadable(file):
                 message = f"{file} cannot be read: {where}."
-                raise MalformedDatasetError(message, hint=data_files.HOW_TO_MEND["json"]) from error
-        raise MalformedDatasetError(
+                raise errors.MalformedDatasetError(message, hint=data_files.HOW_TO_MEND["json"]) from error
+        raise errors.MalformedDatasetError(
             f"{name} cannot be read: {_first_line(error)}.", hint="Give --dataset one of its files to find the line."
         ) from error
     except (OSError, ValueError, datasets.exceptions.DatasetNotFoundError) as error:
         if _NO_ROWS in str(error):
-            raise EmptyDatasetError(f"{name} has no rows.", hint=ONE_ROW) from error
+            raise errors.EmptyDatasetError(f"{name} has no rows.", hint=ONE_ROW) from error
         kind = "folder" if path.is_dir() else "hub id"
-        raise DatasetNotFoundError(
+        raise errors.DatasetNotFoundError(
             f"Cannot load the dataset {name!r} ({kind}): {_first_line(error)}.", hint=WHAT_IS_READ
         ) from error
 
@@ -143,7 +137,7 @@ def _check_images(columns: Sequence[str], job: Job, name: str) -> None:
     own = [each for each in ("processing_class", "data_collator", "formatting_func") if keyword_of(job, each)]
     own += ["a model object"] if call.holds_model else []
     if own:
-        raise DatasetFormatError(
+        raise errors.DatasetFormatError(
             f"{name} holds images ({', '.join(seen)}), but images are rehearsed only with the model's own processor, "
             f"not with {' and '.join(own)}.",
             hint="Give model= by its name and remove the other objects; AutoFit(max_pixels=N) makes images smaller. To "
@@ -169,7 +163,7 @@ def check_rows(split: Any, columns: tuple[str, ...], name: str, template: str | 
             if why := row_formats.why_bad(row, template):
                 bad[number] = why
     except UnicodeDecodeError as error:
-        raise MalformedDatasetError(
+        raise errors.MalformedDatasetError(
             f"{name} holds text that is not UTF-8: {data_files.undecodable_line(pathlib.Path(name)) or error}.",
             hint="Save the file as UTF-8.",
         ) from error

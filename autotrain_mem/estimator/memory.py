@@ -9,17 +9,8 @@ from itertools import islice
 
 from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.estimator.replay import DeviceCapacity, allocated_after_each, held_after_each, reserve
-from autotrain_mem.types import (
-    CACHE_EMPTIED,
-    Block,
-    Holder,
-    MemoryEstimate,
-    Owner,
-    Phase,
-    ReservedByMode,
-    Timeline,
-    Trace,
-)
+from autotrain_mem.types import CACHE_EMPTIED, Block, MemoryEstimate, Owner, Phase, ReservedByMode, Trace
+from autotrain_mem.types.page import Holder, Timeline
 from autotrain_mem.types.trace import RunFacts
 
 LARGEST_MODULES = 5

@@ -12,19 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotrain_mem.allocator.settings import NEWER_VARIABLE, OLDER_VARIABLE
+from autotrain_mem.exports import draft as drafts
 from autotrain_mem.exports.accelerate import FIRST_MACHINE
-from autotrain_mem.exports.draft import (
-    IDLE_WITHOUT_ADAPTER,
-    OF_ADAPTER,
-    OF_DATA,
-    Data,
-    Draft,
-    Tool,
-    document,
-    draft_of,
-    note_no_limit,
-    note_other_trainer,
-)
+from autotrain_mem.exports.draft import Data, Draft, Tool, document, draft_of
 from autotrain_mem.exports.tool_keys import REWARDS, SHAPED_REWARD, Reading, keys_of
 from autotrain_mem.methods.interface import AxolotlFacts, method_of
 from autotrain_mem.parallel.config import sharding_arguments
@@ -74,7 +64,7 @@ def axolotl(plan: Plan, job: Job) -> str:
     if {*trackers} <= {*reporters, "none"}:
         draft.answered.add("report_to")
     offload = "Axolotl's deepspeed key with a ZeRO configuration that offloads is the nearest"
-    note_other_trainer(draft, "Axolotl", batch="micro_batch_size", offload=offload)
+    drafts.note_other_trainer(draft, "Axolotl", batch="micro_batch_size", offload=offload)
     return document(draft, tool, variables)
 
 
@@ -88,7 +78,7 @@ def _facts(draft: Draft) -> AxolotlFacts:
 def _add_data(draft: Draft) -> None:
     """Adds the data. Axolotl drops long rows; TRL drops them in reward training and truncates them otherwise."""
     method, packs, keys = draft.method_facts, not draft.knobs.pads_rows, draft.keys
-    draft.answered.update((*OF_DATA, "dataset_text_field"))
+    draft.answered.update((*drafts.OF_DATA, "dataset_text_field"))
     if draft.data:
         keys["datasets"] = [_dataset(draft, train=True)]
         if draft.job.is_evaluated:
@@ -113,7 +103,7 @@ def _add_data(draft: Draft) -> None:
             "train_on_inputs true: TRL trains on all tokens of a conversation or a text; for prompts with completions "
             "it trains on the completions only, which is train_on_inputs false"
         )
-    note_no_limit(draft, "sequence_len")
+    drafts.note_no_limit(draft, "sequence_len")
 
 
 def _dataset(draft: Draft, *, train: bool) -> dict[str, Any]:
@@ -140,9 +130,9 @@ def _add_adapter(draft: Draft) -> None:
     """Adds the adapter. qlora is for 4 bits only, lora for 8 bits (``loaders/model.py: _set_quantization_config``)."""
     knobs, keys = draft.knobs, draft.keys
     if not knobs.use_peft:
-        draft.answered.update(IDLE_WITHOUT_ADAPTER)
+        draft.answered.update(drafts.IDLE_WITHOUT_ADAPTER)
         return
-    draft.answered.update(OF_ADAPTER)
+    draft.answered.update(drafts.OF_ADAPTER)
     storage = draft.get("bnb_4bit_quant_storage", sharding_arguments(knobs).get("bnb_4bit_quant_storage", "uint8"))
     keys |= {
         "adapter": "qlora" if knobs.load_in_4bit else "lora",

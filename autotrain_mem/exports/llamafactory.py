@@ -9,19 +9,9 @@ import json
 import pathlib
 import re
 
+from autotrain_mem.exports import draft as drafts
 from autotrain_mem.exports.accelerate import ACCELERATE_FILE, FIRST_MACHINE, note_launch
-from autotrain_mem.exports.draft import (
-    IDLE_WITHOUT_ADAPTER,
-    OF_ADAPTER,
-    OF_DATA,
-    TRAINER_DEFAULTS,
-    Draft,
-    Tool,
-    document,
-    draft_of,
-    note_no_limit,
-    note_other_trainer,
-)
+from autotrain_mem.exports.draft import Draft, Tool, document, draft_of
 from autotrain_mem.exports.tool_keys import Reading
 from autotrain_mem.methods.interface import LlamaFactoryFacts, method_of
 from autotrain_mem.parallel.place import PORT
@@ -58,10 +48,10 @@ def llamafactory(plan: Plan, job: Job) -> str:
     draft.keys |= facts.keys
     draft.notes += facts.notes
     draft.write("llamafactory", "same")
-    draft.keys |= {name: draft.get(name) for name in ("learning_rate", *TRAINER_DEFAULTS)}
+    draft.keys |= {name: draft.get(name) for name in ("learning_rate", *drafts.TRAINER_DEFAULTS)}
     draft.keys["report_to"] = draft.get("report_to", "none")
     offload = "its deepspeed key with a ZeRO configuration that offloads is the nearest"
-    note_other_trainer(draft, "LLaMA-Factory", batch="per_device_train_batch_size", offload=offload)
+    drafts.note_other_trainer(draft, "LLaMA-Factory", batch="per_device_train_batch_size", offload=offload)
     if draft.knobs.is_sharded:
         note_launch(draft)
     return document(draft, tool, draft.environment)
@@ -77,7 +67,7 @@ def _facts(draft: Draft) -> LlamaFactoryFacts:
 def _add_data(draft: Draft) -> None:
     """Adds the data: a name whose entry in ``dataset_info.json`` defines what to read."""
     data, packs, facts = draft.data, draft.knobs.packing, _facts(draft)
-    draft.answered.update(OF_DATA)
+    draft.answered.update(drafts.OF_DATA)
     names = {}
     if data is None:
         draft.answered.add("datasets")
@@ -101,16 +91,16 @@ def _add_data(draft: Draft) -> None:
                 "trains on the completions only, which is train_on_prompt false"
             )
     draft.notes += facts.length_notes
-    note_no_limit(draft, "cutoff_len")
+    drafts.note_no_limit(draft, "cutoff_len")
 
 
 def _add_adapter(draft: Draft) -> None:
     """Adds the adapter. ``model/adapter.py: _setup_lora_tuning`` splits a text at its commas, while PEFT reads a single
     text as a regular expression. Quantization follows ``model/model_utils/quantization.py: configure_quantization``."""
     if not draft.knobs.use_peft:
-        draft.answered.update(IDLE_WITHOUT_ADAPTER)
+        draft.answered.update(drafts.IDLE_WITHOUT_ADAPTER)
         return
-    draft.answered.update(OF_ADAPTER)
+    draft.answered.update(drafts.OF_ADAPTER)
     draft.write_adapter("llamafactory")
     asked = draft.get("lora_target_modules")
     pattern = asked[0] if isinstance(asked, list) and len(asked) == 1 else asked

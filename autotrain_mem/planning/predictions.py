@@ -25,20 +25,10 @@ from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.types import (
-    Estimate,
-    Footprint,
-    Hardware,
-    Knobs,
-    MixedLengths,
-    Owner,
-    Phase,
-    StepTime,
-    Trace,
-    Workload,
-)
+from autotrain_mem.types import Estimate, Footprint, Hardware, Knobs, MixedLengths, Owner, Phase, Trace, Workload
 from autotrain_mem.types.hardware import Capability, kernel_class, lacks_bf16
 from autotrain_mem.types.model import FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS, Depths
+from autotrain_mem.types.work import StepTime
 from autotrain_mem.worker.client import Worker
 
 CARDS_NAMED = 2

@@ -11,14 +11,8 @@ from typing import Any
 
 import torch
 
-from autotrain_mem.methods.configs import (
-    EVALUATED_BATCHES,
-    REHEARSED_ACCUMULATION,
-    REHEARSED_STEPS,
-    Configs,
-    on_cpu,
-    with_knobs,
-)
+from autotrain_mem.methods import configs
+from autotrain_mem.methods.configs import Configs, with_knobs
 from autotrain_mem.methods.image_rows import RowImages
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.reward_functions import rehearsed_reward
@@ -99,7 +93,7 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     filled = method.configs({**arguments, **method.rehearsal_changes(dict(job.arguments), knobs)})
     filled = replace(filled, prompt_length=job.prompt_length, answer_length=job.answer_length)
     # A step needs rows for every micro-step of every process, or for every generation.
-    rows_of_a_step = knobs.per_device_train_batch_size * REHEARSED_ACCUMULATION * knobs.processes
+    rows_of_a_step = knobs.per_device_train_batch_size * configs.REHEARSED_ACCUMULATION * knobs.processes
     rows_of_a_step = knobs.effective_batch_size if knobs.completion_length else rows_of_a_step
     side = "left" if job.is_online else "right"
     tokenizer = stub_tokenizer(side)
@@ -115,12 +109,12 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
         made = partial(method.worst_image_rows, filled, images=images)
         edit_rows = method.image_rows_editor(filled)
     repeats = math.ceil(knobs.processes / PROCESSES_WITH_ROWS)
-    rows = made(length, math.ceil(rows_of_a_step * REHEARSED_STEPS / repeats))
+    rows = made(length, math.ceil(rows_of_a_step * configs.REHEARSED_STEPS / repeats))
     evaluated = None
     if filled.is_evaluated:
         # Each prompt of an online method yields a group of completions.
         group = getattr(filled.training, "num_generations_eval", None) or knobs.num_generations or 1
-        count = filled.training.per_device_eval_batch_size * EVALUATED_BATCHES * knobs.processes
+        count = filled.training.per_device_eval_batch_size * configs.EVALUATED_BATCHES * knobs.processes
         evaluated = made(job.evaluated_length or length, math.ceil(max(1, count // group) / repeats))
     if draws_early := job.method_facts.builds_early:
         rows, evaluated = _repeated(rows, repeats), _repeated(evaluated, repeats)
@@ -156,14 +150,14 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
     asked = {name: value for name, value in job.arguments.items() if name not in left_out}
     ours = {} if job.python_call is not None else sharding_arguments(knobs)
     return {
-        **on_cpu({**ours, **asked, **codec.to_json(knobs)}),
-        "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
+        **configs.on_cpu({**ours, **asked, **codec.to_json(knobs)}),
+        "gradient_accumulation_steps": min(configs.REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
         "output_dir": output_dir,
-        "max_steps": REHEARSED_STEPS,
+        "max_steps": configs.REHEARSED_STEPS,
         "report_to": "none",
         "save_strategy": "no",
         "eval_strategy": "steps" if job.is_evaluated else "no",
-        "eval_steps": REHEARSED_STEPS,
+        "eval_steps": configs.REHEARSED_STEPS,
         "disable_tqdm": True,
     }
 

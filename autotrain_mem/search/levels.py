@@ -13,18 +13,10 @@ from functools import lru_cache, partial
 from itertools import combinations, product
 from typing import Any, Self
 
+from autotrain_mem.search import space as spaces
 from autotrain_mem.search.adapter import SMALLEST_RANK
 from autotrain_mem.search.shardings import least_shared, shardings, shared
-from autotrain_mem.search.space import (
-    Space,
-    can_scale,
-    half_of,
-    lengths_below,
-    loses_nothing,
-    loses_updates,
-    micro_batches,
-    with_rows,
-)
+from autotrain_mem.search.space import Space, loses_updates, with_rows
 from autotrain_mem.settings import levers
 from autotrain_mem.settings.declaration import LeverRow
 from autotrain_mem.settings.words import MAX_LENGTH
@@ -42,7 +34,7 @@ def lever_name(row: LeverRow) -> str:
 
 def harm_of(row: LeverRow, space: Space) -> Harm:
     """Returns a lever's harm in this job: none if frozen weights keep the checkpoint's precision."""
-    if row.name == levers.HALF_WEIGHTS and loses_nothing(space.base, space.checkpoint_dtype):
+    if row.name == levers.HALF_WEIGHTS and spaces.loses_nothing(space.base, space.checkpoint_dtype):
         return Harm.NONE
     return row.harm
 
@@ -100,7 +92,7 @@ def moves(name: str, space: Space) -> bool:
 
 
 def _pull(row: LeverRow, knobs: Knobs, space: Space) -> Knobs:
-    to: Any = half_of(knobs) if row.name == levers.HALF_WEIGHTS else row.to
+    to: Any = spaces.half_of(knobs) if row.name == levers.HALF_WEIGHTS else row.to
     if not (moved := {name: to for name in row.knobs if getattr(knobs, name) in row.moves_from}):
         return knobs
     kept = space.pinned.union(*(levers.LEVERS[name].knobs for name in space.forbid))
@@ -247,7 +239,7 @@ def levels(space: Space) -> tuple[Level, ...]:
                 Level(name=step.name, space=space, harm=harm, settings=settings, offloads=offloads, ranks=ranks)
             )
     may_cut = allowed(levers.LEVERS[MAX_LENGTH], space)
-    if may_cut and (lengths := lengths_below(space.row_tokens(space.base), space.least_length)):
+    if may_cut and (lengths := spaces.lengths_below(space.row_tokens(space.base), space.least_length)):
         least = (_least(space),)
         climbed.append(Level(name=SHORTER_ROWS, space=space, harm=Harm.DATA, settings=least, lengths=lengths))
     return tuple(climbed)
@@ -273,7 +265,7 @@ def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
     for kernels, offloaded, chosen in product(_sets((levers.LIGER,), space), offloads, pulled):
         replaced = {name for lever in offloaded for name in levers.LEVERS[lever].instead_of}
         setting = pull_all(space, (*kernels, *chosen, *offloaded))
-        is_allowed = setting == space.base or can_scale(setting)
+        is_allowed = setting == space.base or spaces.can_scale(setting)
         is_allowed &= loses_updates(setting) <= loses_updates(space.base)
         # A frozen base has no updates, and those of an adapter in float32 lose nothing.
         is_allowed &= not (setting.use_peft and setting.sums_up_rounding) or space.base.sums_up_rounding
@@ -333,7 +325,7 @@ def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
         following = [name for lever in batches for name in _following(space, lever)]
         return replace(with_rows(chosen, rows), **{name: min(getattr(space.base, name), rows) for name in following})
 
-    return tuple(at_rows(rows) for rows in micro_batches(space)[::-1] if rows >= smallest)
+    return tuple(at_rows(rows) for rows in spaces.micro_batches(space)[::-1] if rows >= smallest)
 
 
 def _following(space: Space, lever: str) -> tuple[str, ...]:

@@ -12,17 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from autotrain_mem.settings.declaration import (
-    Group,
-    Harm,
-    LeverRow,
-    Savings,
-    TakenBy,
-    one_of,
-    setting,
-    settings_of,
-    up_to,
-)
+from autotrain_mem.settings import declaration
+from autotrain_mem.settings.declaration import Harm, LeverRow, Savings, TakenBy, setting, settings_of
 from autotrain_mem.settings.optimizer_verdicts import OF_TORCH
 
 Sharding = Literal["ddp", "fsdp2-no-reshard", "fsdp2", "hsdp", "zero1", "zero2", "zero3"]
@@ -36,7 +27,7 @@ OffloadDevice = Literal["cpu"]
 
 _BY_DEEPSPEED: dict[str, Any] = {
     **{"kind": str, "takes": "'cpu'", "where": TakenBy.LAUNCH, "of_deepspeed": True},
-    **{"choices": get_args(OffloadDevice), "check": one_of(get_args(OffloadDevice))},
+    **{"choices": get_args(OffloadDevice), "check": declaration.one_of(get_args(OffloadDevice))},
 }
 """What the settings of DeepSpeed's offload have in common."""
 
@@ -88,7 +79,7 @@ class OwnSettings:
         where=TakenBy.OWN,
         before="optimizer_offload",
         help="shrink larger images to N pixels",
-        check=up_to(10**9, "pixels"),
+        check=declaration.up_to(10**9, "pixels"),
         lever=LeverRow(
             harm=Harm.DATA,
             suits=lambda method: method.reads_images,
@@ -100,7 +91,7 @@ class OwnSettings:
         where=TakenBy.LAUNCH,
         choices=SHARDINGS,
         help="how several GPUs divide the model: not at all (ddp), or into shards; default: what fits and is fastest",
-        check=one_of(SHARDINGS),
+        check=declaration.one_of(SHARDINGS),
         lever=LeverRow(
             harm=Harm.TIME,
             knobs=("sharding", "dp_replicate_size"),
@@ -115,7 +106,7 @@ class OwnSettings:
         accelerate="parallelism_config_cp_size",
         help="number of GPUs among which each row's tokens are divided (SFT, FSDP2); default: 1, or the fewest of "
         "2, 4, ... that fit, if rows of 32,768 tokens or more do not fit otherwise without harm",
-        check=up_to(1_024, "GPUs"),
+        check=declaration.up_to(1_024, "GPUs"),
         lever=LeverRow(
             harm=Harm.TIME,
             suits=lambda method: method.shares_tokens,
@@ -127,7 +118,7 @@ class OwnSettings:
         where=TakenBy.LAUNCH,
         accelerate="parallelism_config_sp_size",
         help="like --cp_size, in DeepSpeed (SFT, ZeRO), which divides heads instead of tokens during attention",
-        check=up_to(1_024, "GPUs"),
+        check=declaration.up_to(1_024, "GPUs"),
         lever=LeverRow(
             harm=Harm.TIME,
             suits=lambda method: method.shares_tokens,
@@ -167,7 +158,7 @@ class OwnSettings:
     peft_config: str | Path | Mapping[str, Any] | None = setting(
         takes="the path of a file, or its keys",
         where=TakenBy.OWN,
-        group=Group.JOB,
+        group=declaration.Group.JOB,
         before="prompt_length",
         metavar="FILE",
         help="PEFT's adapter_config.json, or its folder, which sets what is trained (DoRA, VeRA, IA3, ...)",

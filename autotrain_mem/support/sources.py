@@ -10,16 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from autotrain_mem.support import errors
 from autotrain_mem.support.data_files import DATA_KINDS, suffix_of
-from autotrain_mem.support.errors import (
-    DatasetFormatError,
-    DatasetNotFoundError,
-    EmptyDatasetError,
-    MalformedDatasetError,
-    MissingExtraError,
-    ModelConfigError,
-    ModelNotFoundError,
-)
 from autotrain_mem.support.files import is_ordinary, read_object
 
 WHAT_IS_READ = (
@@ -52,27 +44,33 @@ def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
     folder holds a pipe or a device."""
     path = Path(name)
     if path.is_file():
-        raise ModelNotFoundError(f"{path} is a file.", hint=f"Give the folder that holds it: {flag} {path.parent}")
+        raise errors.ModelNotFoundError(
+            f"{path} is a file.", hint=f"Give the folder that holds it: {flag} {path.parent}"
+        )
     if is_path(name) and not path.exists():
-        raise ModelNotFoundError(f"No folder {name}.", hint=f"Check the path that {flag} gives.")
+        raise errors.ModelNotFoundError(f"No folder {name}.", hint=f"Check the path that {flag} gives.")
     if not path.is_dir():
         return None
     file = path / "config.json"
     if not file.is_file() and (path / "adapter_config.json").is_file():
-        raise ModelNotFoundError(
+        raise errors.ModelNotFoundError(
             f"{path} holds a LoRA adapter without its base model.",
             hint=f"Merge it into its base, then give {flag} the result: peft's AutoPeftModelForCausalLM (for a reward "
             "model: AutoPeftModelForSequenceClassification) has from_pretrained, merge_and_unload and save_pretrained.",
         )
     if not file.is_file():
-        raise ModelNotFoundError(f"{path} holds no config.json.", hint=saved_model(flag))
+        raise errors.ModelNotFoundError(f"{path} holds no config.json.", hint=saved_model(flag))
     check_regular(name, flag)
     try:
         config = read_object(file)
     except (OSError, ValueError) as error:  # for truncated JSON with line and column
-        raise ModelConfigError(f"{file} cannot be read: {error}.", hint="Download or save the model again.") from error
+        raise errors.ModelConfigError(
+            f"{file} cannot be read: {error}.", hint="Download or save the model again."
+        ) from error
     if "model_type" not in config:
-        raise ModelConfigError(f"{file} names no model_type, so it is not a model's config.", hint=saved_model(flag))
+        raise errors.ModelConfigError(
+            f"{file} names no model_type, so it is not a model's config.", hint=saved_model(flag)
+        )
     check_sizes(config, str(file))
     return config
 
@@ -81,7 +79,9 @@ def check_regular(name: str, flag: str) -> None:
     """Raises ModelConfigError if a file, or one in a model's folder, is a pipe or a device, which may be endless."""
     path = Path(name)
     if odd := [each for each in (path, *path.glob("*"), *path.glob(_MORE_TEMPLATES)) if not is_ordinary(each)]:
-        raise ModelConfigError(f"{odd[0]} is not a regular file.", hint=f"Download or save it again, or change {flag}.")
+        raise errors.ModelConfigError(
+            f"{odd[0]} is not a regular file.", hint=f"Download or save it again, or change {flag}."
+        )
 
 
 def check_sizes(config: Mapping[str, Any], where: str) -> None:
@@ -91,7 +91,7 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
         if isinstance(value, dict):
             check_sizes(value, where)
         elif isinstance(value, int | float) and not least <= value <= most:
-            raise ModelConfigError(
+            raise errors.ModelConfigError(
                 f"{where} sets {name} to {value}: no model has that.", hint="Download or save the model again."
             )
 
@@ -110,9 +110,9 @@ def lacks_tokenizer(folder: Path) -> bool:
     return folder.is_dir() and not any(path.name in _TOKENIZER_FILES for path in folder.iterdir())
 
 
-def no_tokenizer(model: str, why: str = "") -> ModelNotFoundError:
+def no_tokenizer(model: str, why: str = "") -> errors.ModelNotFoundError:
     """Returns the error for a model without a tokenizer; ``why``: why it cannot be loaded, if known."""
-    return ModelNotFoundError(
+    return errors.ModelNotFoundError(
         f"{model} has no tokenizer that can be loaded{f': {why}' if why else ''}.",
         hint="Give a model folder with its tokenizer files, or --max_length N (for prompts: --prompt_length N) to plan "
         "for N tokens.",
@@ -134,10 +134,10 @@ def lacks_template(model: str, revision: str | None) -> bool:
     return bool(configs) and not templates and not any(b'"chat_template"' in file.read_bytes() for file in configs)
 
 
-def no_template(model: str, *, takes_path: bool) -> DatasetFormatError:
+def no_template(model: str, *, takes_path: bool) -> errors.DatasetFormatError:
     """Returns the error for conversations without a chat template; ``takes_path``: whether the method has the flag."""
     flag = "--chat_template_path FILE (a .jinja file, or a model with a template), "
-    return DatasetFormatError(
+    return errors.DatasetFormatError(
         f"The data are conversations, and the tokenizer of {model} has no chat template.",
         hint=f"Give {flag if takes_path else ''}a chat model, or plain text.",
     )
@@ -154,7 +154,7 @@ def check_image_packages(model: str, model_type: str) -> None:
     """Raises MissingExtraError if the model's processor (with its tokenizer) needs a package that is missing."""
     needed = _OF_ALL_IMAGES | _OF_A_FAMILY.get(model_type, {})
     if missing := [package for name, package in needed.items() if find_spec(name) is None]:
-        raise MissingExtraError(f"{model} reads images, which needs {' and '.join(missing)}.", hint=VISION_EXTRA)
+        raise errors.MissingExtraError(f"{model} reads images, which needs {' and '.join(missing)}.", hint=VISION_EXTRA)
 
 
 def is_path(name: str) -> bool:
@@ -167,15 +167,15 @@ def check_data_path(name: str) -> None:
     path = Path(name)
     if suffix_of(path) in DATA_KINDS and not path.is_dir():
         if not path.is_file():
-            raise DatasetNotFoundError(f"No file {path}.", hint=_CHECK_PATH)
+            raise errors.DatasetNotFoundError(f"No file {path}.", hint=_CHECK_PATH)
         if path.stat().st_size == 0:
-            raise EmptyDatasetError(f"{path} is empty.", hint=ONE_ROW)
+            raise errors.EmptyDatasetError(f"{path} is empty.", hint=ONE_ROW)
     elif odd := [each for each in path.rglob("*") if not is_ordinary(each)]:
-        raise MalformedDatasetError(f"{odd[0]} is not a regular file.", hint="Remove it from the folder.")
+        raise errors.MalformedDatasetError(f"{odd[0]} is not a regular file.", hint="Remove it from the folder.")
     elif path.is_file() or not is_ordinary(path):
-        raise MalformedDatasetError(f"The file type of {name} is not supported.", hint=WHAT_IS_READ)
+        raise errors.MalformedDatasetError(f"The file type of {name} is not supported.", hint=WHAT_IS_READ)
     elif is_path(name) and not path.exists():
-        raise DatasetNotFoundError(f"No file or folder {name}.", hint=_CHECK_PATH)
+        raise errors.DatasetNotFoundError(f"No file or folder {name}.", hint=_CHECK_PATH)
 
 
 _SPLITS = {
@@ -199,11 +199,11 @@ def splits_of(name: str) -> tuple[str, ...]:
     return tuple(split for split, selected in _SPLITS.items() if words & selected) or ("train",)
 
 
-def no_split(name: str, use: str, split: str, splits: Iterable[str]) -> DatasetFormatError:
+def no_split(name: str, use: str, split: str, splits: Iterable[str]) -> errors.DatasetFormatError:
     """Returns the error for a split that the data lack. ``use``: train or test, as in the name of its flag."""
     has, off = ", ".join(splits), ", or --eval_strategy no" if use == "test" else ""
     hint = f"Give --dataset_{use}_split one of them{off}."
-    return DatasetFormatError(f"{name} has no split {split!r}; it has {has}.", hint=hint)
+    return errors.DatasetFormatError(f"{name} has no split {split!r}; it has {has}.", hint=hint)
 
 
 OFFLINE_HINT = (
@@ -243,12 +243,12 @@ def why_not_asked() -> str:
         return unreachable()
 
 
-def no_model(model: str, why: str, hint: str) -> ModelNotFoundError:
+def no_model(model: str, why: str, hint: str) -> errors.ModelNotFoundError:
     """Returns the error for a name without a folder; ``why`` says why the hub does not provide it either."""
-    return ModelNotFoundError(f"No model {model!r}: there is no such folder, and {why}.", hint=hint)
+    return errors.ModelNotFoundError(f"No model {model!r}: there is no such folder, and {why}.", hint=hint)
 
 
-def no_id(model: str) -> ModelNotFoundError:
+def no_id(model: str) -> errors.ModelNotFoundError:
     """Returns the error for a name that is not a valid hub id."""
     return no_model(model, "it is not a hub id", "Give a folder, or a hub id such as Qwen/Qwen2.5-0.5B.")
 
@@ -279,7 +279,7 @@ def check_kept_rows(name: str, environment: Mapping[str, str] = os.environ) -> N
     if kept.is_dir() and any(_plain(folder.name) == _plain(name) for folder in kept.iterdir()):
         return
     if why := why_not_asked():
-        raise DatasetNotFoundError(
+        raise errors.DatasetNotFoundError(
             f"No dataset {name!r}: there is no such file or folder, it is not cached in {kept}, and {why}.",
             hint=WHAT_IS_READ,
         )

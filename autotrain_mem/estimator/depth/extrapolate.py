@@ -20,16 +20,8 @@ from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
-from autotrain_mem.estimator.depth.alignment import (
-    NOWHERE,
-    Alignment,
-    Insertion,
-    Search,
-    Steps,
-    Vocabulary,
-    name_of,
-    steps_of,
-)
+from autotrain_mem.estimator.depth import alignment as align
+from autotrain_mem.estimator.depth.alignment import NOWHERE, Alignment, Steps, name_of, steps_of
 from autotrain_mem.estimator.depth.writer import Act, Birth, Pick, Picks, UnclearError, Use, Writer, agreed
 from autotrain_mem.types import Block, Depths, EngineMark, Phase, Trace, Trained, Workload
 from autotrain_mem.types.trace import RunFacts
@@ -52,13 +44,13 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
         is_too_short = any(growth.copies < 2 for growth in (depths, chunks or depths))
         if differ or is_too_short or (waits and not depths.sees_held_back):
             return None
-        vocabulary = Vocabulary()
+        vocabulary = align.Vocabulary()
         pair = steps_of(short, vocabulary), steps_of(long, vocabulary)
         kinds = _KindPicks(pair[0]), _KindPicks(pair[1])
         unlike: Container[tuple[int, int]] = frozenset()
         mistakes = _Mistakes(*kinds)
         while len(mistakes.pairs) < MOST_MISTAKES:
-            if (alignment := Search(*pair, depths, chunks, unlike).alignment()) is None:
+            if (alignment := align.Search(*pair, depths, chunks, unlike).alignment()) is None:
                 return None
             try:
                 return _Expansion((short, long), pair, kinds, alignment, depths, chunks).trace()
@@ -197,7 +189,7 @@ class _Expansion:
         except UnclearError:
             raise _NotAlikeError(i, j) from None
 
-    def _in_copies(self, one: Insertion, first: int) -> Act:
+    def _in_copies(self, one: align.Insertion, first: int) -> Act:
         long = self._steps[1]
         each = range(first, first + one.period * one.growth.copies, one.period)
         if long.of_loss[first] is not long.of_loss[one.long]:

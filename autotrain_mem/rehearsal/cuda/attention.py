@@ -14,16 +14,8 @@ from unittest.mock import patch
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autotrain_mem.rehearsal.cuda.attention_kernels import (
-    CUDNN_CAPABILITIES,
-    HALF,
-    KERNELS,
-    Backend,
-    Inputs,
-    KernelCall,
-    choose,
-    trains,
-)
+from autotrain_mem.rehearsal.cuda import attention_kernels as kernels
+from autotrain_mem.rehearsal.cuda.attention_kernels import Backend, Inputs, KernelCall
 from autotrain_mem.rehearsal.cuda.rules import CudaRule
 from autotrain_mem.rehearsal.known_values import known_value
 from autotrain_mem.rehearsal.trace.operator_costs import attention
@@ -47,7 +39,7 @@ _CUDNN = (
 
 def not_counted(compute_capability: Capability) -> tuple[str, ...]:
     """Lists the memory that this module does not count; cuDNN's entries are for the cards on which it runs."""
-    return (_FLASH_SPLIT, *(_CUDNN if compute_capability[0] in CUDNN_CAPABILITIES else ()))
+    return (_FLASH_SPLIT, *(_CUDNN if compute_capability[0] in kernels.CUDNN_CAPABILITIES else ()))
 
 
 @contextmanager
@@ -70,11 +62,11 @@ def cuda_attention(compute_capability: Capability) -> Iterator[None]:
         query, key, value, attn_mask = autocast_inputs(query, key, value, attn_mask)
         inputs = (query, key, value)
         facts: dict[str, Any] = {"dropout": dropout_p, "is_causal": is_causal, "enable_gqa": enable_gqa}
-        backend = choose(inputs, attn_mask, capability=compute_capability, **facts)
+        backend = kernels.choose(inputs, attn_mask, capability=compute_capability, **facts)
         with torch.autocast("cpu", enabled=False):
             if backend is Backend.MATH:
                 return _math(inputs, attn_mask, scale=scale, **facts)
-            call = KernelCall(backend, compute_capability, is_causal, scale, keeps_statistics=trains(inputs))
+            call = KernelCall(backend, compute_capability, is_causal, scale, keeps_statistics=kernels.trains(inputs))
             return _fused(inputs, _bias(attn_mask, inputs, backend), call)
 
     with patch.object(torch.nn.functional, "scaled_dot_product_attention", attend), _flash_by_name(compute_capability):
@@ -86,7 +78,7 @@ def autocast_inputs(*tensors: torch.Tensor | None) -> Any:
     if not torch.is_autocast_enabled("cpu"):
         return tensors
     dtype = torch.get_autocast_dtype("cpu")
-    return [t.to(dtype) if t is not None and t.dtype in (*HALF, torch.float32) else t for t in tensors]
+    return [t.to(dtype) if t is not None and t.dtype in (*kernels.HALF, torch.float32) else t for t in tensors]
 
 
 def _fused(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torch.Tensor:
@@ -128,7 +120,7 @@ def _math(
     dtype, heads = query.dtype, query.size(-3)
     if mask is not None:
         mask = _additive(mask, dtype)
-    if dtype in HALF:
+    if dtype in kernels.HALF:
         query, key, value = query.float(), key.float(), value.float()
     factor = math.sqrt(scale if scale is not None else query.size(-1) ** -0.5)
     query = query * factor
@@ -231,7 +223,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
         call: KernelCall,
     ) -> torch.Tensor:
         """``query`` is B x H x S x D, ``key`` and ``value`` are B x G x T x D; ``bias`` is added to the scores."""
-        out, kept = KERNELS[call.backend][0](query, value, call)
+        out, kept = kernels.KERNELS[call.backend][0](query, value, call)
         note(attention(query, key, value, visible=visible_share(query, key, call)))
         if not isinstance(query, FakeTensor):
             with unseen():
@@ -246,7 +238,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
         inputs = (query, key, value)
         call: KernelCall = ctx.call
         grad, out = by_rows(grad, out, call.backend)
-        grads, scratch = KERNELS[call.backend][1](inputs, call)
+        grads, scratch = kernels.KERNELS[call.backend][1](inputs, call)
         note(attention(*inputs, visible=visible_share(query, key, call), backward=True))
         if not isinstance(query, FakeTensor):
             with unseen(), torch.enable_grad():
