@@ -12,6 +12,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import torch
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.trainers.script_call import keyword_of, model_of
 from autotrain_mem.types import Job, LayerPattern
@@ -35,8 +39,6 @@ def with_layers(models: Collection[str], layers: int | None) -> Iterator[None]:
     if layers is None:
         yield
         return
-    from transformers import AutoConfig, PreTrainedConfig
-
     with (
         patch.object(AutoConfig, "from_pretrained", _shortening(AutoConfig, models, layers)),
         patch.object(PreTrainedConfig, "from_pretrained", _shortening(PreTrainedConfig, models, layers)),
@@ -69,8 +71,6 @@ def shorten(config: Any, layers: int) -> None:
 
 def shorten_model(model: Any, layers: int) -> None:
     """Cuts a model object with a :func:`model_pattern` to its first ``layers`` layers."""
-    from transformers import PreTrainedConfig
-
     deep = _layers_of(model)
     assert deep is not None
     whole = len(deep)
@@ -88,8 +88,6 @@ def pattern_of(job: Job, config: Any) -> LayerPattern | None:
     is None if the adapter may apply to only some layers. It is also None if PPO's policy and value model, whose layers
     share names, differ in depth or in how their layers repeat. ``config`` is the model's config.
     """
-    from transformers import AutoConfig
-
     adapter = keyword_of(job, "peft_config")
     # TRL turns a list of one name into a string (trl/trainer/model_config.py: __post_init__), a regular expression.
     names = ("target_modules", "target_parameters", "modules_to_save")
@@ -119,10 +117,6 @@ def _recomputed(pattern: LayerPattern | None, job: Job) -> LayerPattern | None:
 
 def _pattern_of_config(config: Any) -> LayerPattern | None:
     """Builds the model without head and weights, and returns its pattern; None if it cannot be built."""
-    import torch
-    from transformers import AutoModel
-    from transformers.initialization import no_init_weights
-
     if config is None or getattr(config, "auto_map", None):
         return None  # a model's own code is not run here
     try:
@@ -174,9 +168,6 @@ _LIBRARIES = frozenset({"torch", "transformers", "peft", "trl"})
 
 def _layers_of(model: Any) -> Any:
     """Returns the ModuleList of the model's layers; None unless exactly one list has the config's depth."""
-    import torch
-    from transformers import PreTrainedModel
-
     depth = next((_depth(module.config) for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     return deep[0] if len(deep := [module for module in lists if len(module) == depth]) == 1 else None

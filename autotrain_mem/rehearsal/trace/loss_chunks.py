@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+from trl.trainer import sft_trainer
+
 from autotrain_mem.rehearsal.trace.flops import Mark
 from autotrain_mem.rehearsal.trace.recorder import Recorder, current_recorder
 from autotrain_mem.types.model import FEWEST_LOSS_CHUNKS
@@ -18,8 +20,6 @@ from autotrain_mem.types.model import FEWEST_LOSS_CHUNKS
 
 def are_known() -> bool:
     """Returns whether the installed TRL computes each chunk in ``_chunk``."""
-    from trl.trainer import sft_trainer
-
     return hasattr(sft_trainer, "_chunk")
 
 
@@ -37,7 +37,6 @@ def with_chunks(chunks: int | None) -> Iterator[list[int]]:
     if chunks is None or not are_known():
         yield cut
         return
-    from trl.trainer import sft_trainer
 
     def fewer(*bounds: Any) -> Sequence[int]:
         every = builtins.range(*bounds)
@@ -62,8 +61,6 @@ def marked_chunks(has_chunks: bool) -> Iterator[None]:
     if not has_chunks or not are_known():
         yield
         return
-    from trl.trainer import sft_trainer
-
     chunk, whole_loss = sft_trainer._chunk, sft_trainer._chunked_cross_entropy_loss
     running: list[_Pass] = []
 
