@@ -66,6 +66,10 @@ class AutofitError(Exception):
 
     exit_code: ClassVar[int] = 1
 
+    def __init_subclass__(cls, *, exit_code: int | None = None) -> None:
+        if exit_code is not None:
+            cls.exit_code = exit_code
+
     def __init__(self, message: str, *, hint: str = "", details: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -96,7 +100,7 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-class UsageError(AutofitError, ValueError):
+class UsageError(AutofitError, ValueError, exit_code=2):
     """Raised for unknown, malformed or contradictory arguments; the message names all problems.
 
     >>> from autotrain_mem import AutoFit, UsageError
@@ -107,8 +111,6 @@ class UsageError(AutofitError, ValueError):
     --headroom 'much' is neither a size nor a share.
     """
 
-    exit_code = 2
-
     @classmethod
     def of(cls, problems: Iterable[tuple[str, str]], opening: str = "") -> Self:
         """Returns one error for all problems, each with its cure; ``opening`` precedes the first problem."""
@@ -116,87 +118,67 @@ class UsageError(AutofitError, ValueError):
         return cls(f"{opening}{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
 
 
-class MissingExtraError(AutofitError):
-    exit_code = 3
+class MissingExtraError(AutofitError, exit_code=3): ...
 
 
-class HardwareError(AutofitError):
-    pass
+class HardwareError(AutofitError): ...
 
 
-class NoGpuError(HardwareError):
-    exit_code = 10
+class NoGpuError(HardwareError, exit_code=10): ...
 
 
-class UnknownGpuError(HardwareError):
-    exit_code = 11
+class UnknownGpuError(HardwareError, exit_code=11): ...
 
 
-class UnreadableGpuError(HardwareError):
-    exit_code = 12
+class UnreadableGpuError(HardwareError, exit_code=12): ...
 
 
-class HostMemoryError(HardwareError):
-    exit_code = 13
+class HostMemoryError(HardwareError, exit_code=13): ...
 
 
-class ModelError(AutofitError):
-    pass
+class ModelError(AutofitError): ...
 
 
-class ModelNotFoundError(ModelError):
-    exit_code = 20
+class ModelNotFoundError(ModelError, exit_code=20): ...
 
 
-class UnsupportedModelError(ModelError, ValueError):
-    exit_code = 21
+class UnsupportedModelError(ModelError, ValueError, exit_code=21): ...
 
 
-class ContextLengthError(ModelError):
-    exit_code = 22
+class ContextLengthError(ModelError, exit_code=22): ...
 
 
-class ModelConfigError(ModelError):
-    exit_code = 23
+class ModelConfigError(ModelError, exit_code=23): ...
 
 
-class TokenizerError(ModelError):
-    exit_code = 24
+class TokenizerError(ModelError, exit_code=24): ...
 
 
-class DatasetError(AutofitError, ValueError):
-    pass
+class DatasetError(AutofitError, ValueError): ...
 
 
-class DatasetNotFoundError(DatasetError):
-    exit_code = 30
+class DatasetNotFoundError(DatasetError, exit_code=30): ...
 
 
-class EmptyDatasetError(DatasetError):
-    exit_code = 31
+class EmptyDatasetError(DatasetError, exit_code=31): ...
 
 
-class MalformedDatasetError(DatasetError):
-    exit_code = 32
+class MalformedDatasetError(DatasetError, exit_code=32): ...
 
 
-class DatasetFormatError(DatasetError):
-    exit_code = 33
+class DatasetFormatError(DatasetError, exit_code=33): ...
 
 
-class RewardFunctionError(AutofitError):
-    exit_code = 35
+class RewardFunctionError(AutofitError, exit_code=35): ...
 
 
-class PlanError(AutofitError):
-    pass
+class PlanError(AutofitError): ...
 
 
-class BatchSplitError(PlanError, ValueError):
-    exit_code = 40
+class BatchSplitError(PlanError, ValueError, exit_code=40): ...
 
 
-class DoesNotFitError(PlanError):
+class DoesNotFitError(PlanError, exit_code=41):
     """Raised if nothing allowed fits the budget; the message has the shortage and what would fit.
 
     >>> from autotrain_mem import AutoFit, DoesNotFitError, plan
@@ -208,43 +190,32 @@ class DoesNotFitError(PlanError):
     Qwen/Qwen2.5-0.5B with the settings of its plan does not fit 1MiB.
     """
 
-    exit_code = 41
+
+class PlanFileError(PlanError, exit_code=42): ...
 
 
-class PlanFileError(PlanError):
-    exit_code = 42
+class LimitError(PlanError, exit_code=43): ...
 
 
-class LimitError(PlanError):
-    exit_code = 43
+class RehearsalError(AutofitError, exit_code=50): ...
 
 
-class RehearsalError(AutofitError):
-    exit_code = 50
+class WorkerDiedError(RehearsalError, exit_code=51): ...
 
 
-class WorkerDiedError(RehearsalError):
-    exit_code = 51
+class WorkerTimeoutError(RehearsalError, exit_code=52): ...
 
 
-class WorkerTimeoutError(RehearsalError):
-    exit_code = 52
+class TrainingError(AutofitError, exit_code=60): ...
 
 
-class TrainingError(AutofitError):
-    exit_code = 60
+class GpuOutOfMemoryError(TrainingError, exit_code=61): ...
 
 
-class GpuOutOfMemoryError(TrainingError):
-    exit_code = 61
+class OutputFolderError(TrainingError, exit_code=62): ...
 
 
-class OutputFolderError(TrainingError):
-    exit_code = 62
-
-
-class InterruptedByUser(AutofitError):
-    exit_code = 130
+class InterruptedByUser(AutofitError, exit_code=130): ...
 
 
 def _tree(root: type[AutofitError]) -> dict[str, type[AutofitError]]:
