@@ -29,7 +29,6 @@ SHAPED_REWARD = "get_soft_overlong_punishment"
 """A function that this script also takes by its short name, and passes arguments."""
 
 _OF_LORA = ("lora_", "use_rslora", "use_dora")
-_TABLE = Path(__file__).with_name("keys.csv")
 _TOOLS = {
     "axolotl": ("Axolotl", ("base_model",), "axolotl"),
     "llamafactory": ("LLaMA-Factory", ("stage", "finetuning_type", "cutoff_len"), "llamafactory"),
@@ -56,7 +55,7 @@ class Key:
 @functools.cache
 def keys_of(tool: str) -> tuple[Key, ...]:
     """Returns the rows of a tool, one for each key."""
-    with open(_TABLE, encoding="utf-8", newline="") as file:
+    with open(Path(__file__).with_name("keys.csv"), encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file, strict=True) if row["tool"] == tool]
     return tuple(
         Key(

@@ -33,7 +33,6 @@ _OTHER_TYPES = {
     "MULTI_CPU": ("training on several CPUs is not supported", "distributed_type: NO with --use_cpu trains on one."),
 }
 TO_FSDP2 = "accelerate to-fsdp2 --config_file FILE --output_file NEW converts the file"
-_TAKES = "Use distributed_type NO, MULTI_GPU, FSDP or DEEPSPEED."
 _STAGE = 2
 """The default stage of ZeRO (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.__post_init__``)."""
 _ZEROS: Mapping[str, Sharding] = {"1": "zero1", "2": "zero2", "3": "zero3"}
@@ -179,7 +178,7 @@ def _kind(config: Mapping[str, Any]) -> Iterator[Problem]:
     elif "distributed_type" not in config:
         yield "distributed_type is not set", "distributed_type: MULTI_GPU is DDP, FSDP shards."
     elif kind not in ("NO", "MULTI_GPU", "FSDP"):
-        yield f"distributed_type {kind} is not supported", _TAKES
+        yield f"distributed_type {kind} is not supported", "Use distributed_type NO, MULTI_GPU, FSDP or DEEPSPEED."
     if _is_true(config.get("use_cpu", False)):
         yield "use_cpu true: several processes need GPUs", "Remove use_cpu; --use_cpu trains on the CPU."
     dynamo = config.get("dynamo_config") or config

@@ -22,7 +22,6 @@ from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.types import PLAN_NAME, Plan
 from autotrain_mem.worker.pool import Workers
 
-_MODEL_NAMES = ("model", "model_name_or_path")
 _DATASET_NAMES = ("dataset", "dataset_name", "datasets")
 """The names of our argument for the dataset, and of TRL's."""
 
@@ -69,7 +68,7 @@ def with_plan(request: RunRequest, hints: PlanHints, warn: Callable[[str], None]
     if (given := request.autofit.plan) is None:
         return request
     plan = read_plan(given, request.method, hints.other_method)
-    names_model, names_dataset = request.names(*_MODEL_NAMES), request.names(*_DATASET_NAMES)
+    names_model, names_dataset = request.names("model", "model_name_or_path"), request.names(*_DATASET_NAMES)
     if plan.objects is not None and not (names_model and names_dataset):
         raise UsageError(
             f"{_called(given)} was made in Python, from data or a model that are in no file.",

@@ -85,8 +85,7 @@ class TrainingProgress:
         self._task = self._bar.add_task("", total=0)
         self._logged: dict[str, float] = {}
         """The last values of ``loss`` and ``reward``, by name."""
-        self._total_steps = 0
-        self._peak_bytes = 0
+        self._total_steps = self._peak_bytes = 0
         self._first: tuple[int, float] | None = None
         self._tenths_said = -1
 

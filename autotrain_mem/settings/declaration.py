@@ -111,7 +111,6 @@ class Group(Enum):
 
 TRAIN, PLAN, ESTIMATE = "train", "plan", "estimate"
 """Commands: ``autofit METHOD``, ``autofit plan METHOD`` and ``autofit estimate METHOD``."""
-EVERYWHERE = (TRAIN, PLAN, ESTIMATE)
 
 _KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "True or False"),
@@ -153,7 +152,7 @@ class Setting:
     read: Callable[[str], Any] | None = None
     """Parses the flag's text; None if the kind is enough to parse it."""
     short: str = ""
-    commands: tuple[str, ...] = EVERYWHERE
+    commands: tuple[str, ...] = (TRAIN, PLAN, ESTIMATE)
     elsewhere: Problem | None = None
     """Why other commands do not take it, and what to type instead."""
     in_files: bool = True

@@ -38,7 +38,6 @@ PACKAGES = {
     "stable_adamw": "optimi",
 }
 """Optimizer of another package -> the package's Python name (``transformers/trainer_optimizer.py``)."""
-_INSTALLED_AS = {"optimi": "torch-optimi"}
 
 _EIGHT_BIT = "--optim adamw_8bit keeps a quarter of AdamW's state"
 _LAYERWISE = (
@@ -90,7 +89,7 @@ def optimizer_of(args: Any) -> str:
 def package_of(name: str) -> tuple[str, str] | None:
     """Returns the names in Python and for pip of the extra package that the optimizer needs; None if it needs none."""
     package = PACKAGES.get(name)
-    return None if package is None else (package, _INSTALLED_AS.get(package, package.replace("_", "-")))
+    return None if package is None else (package, {"optimi": "torch-optimi"}.get(package, package.replace("_", "-")))
 
 
 def is_projecting(name: str) -> bool:

@@ -37,7 +37,6 @@ _OF_LINES = (".jsonl", ".ndjson")
 _HEAD_BYTES = 2**20
 """The bytes in which a file's first rows are looked for; they take 10 ms to read."""
 _FIRST_ROWS = 100
-_SEPARATORS = ",;\t|"
 _WRAPPED = re.compile(r'\s*\{\s*"([^"]+)"\s*:\s*\[\s*\{')
 """One object whose first value is a list of objects."""
 
@@ -88,7 +87,7 @@ def read_head(path: pathlib.Path) -> Head:
     text, is_whole = content.decode("utf-8-sig", errors="replace").strip(), len(content) < _HEAD_BYTES
     if DATA_KINDS[suffix_of(path)] == "csv":
         line = text.splitlines()[:1]
-        columns = {separator: next(csv.reader(line, delimiter=separator), []) for separator in _SEPARATORS}
+        columns = {separator: next(csv.reader(line, delimiter=separator), []) for separator in ",;\t|"}
         most = max(columns, key=lambda separator: len(columns[separator]))
         return Head(names=columns[","], rows=[], separator=most)
     is_of_lines, place = suffix_of(path) in _OF_LINES, 0

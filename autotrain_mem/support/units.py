@@ -78,9 +78,6 @@ def percent(fraction: float) -> str:
     return "less than 0.1 %" if 0 < fraction < 0.0005 else f"{100 * fraction:.1f} %"
 
 
-_LAYOUT = "\n\t"
-
-
 def printable(text: str) -> str:
     r"""Escapes control characters, invisible characters and those that change the writing direction.
 
@@ -90,7 +87,7 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        each if each.isprintable() or each in _LAYOUT else each.encode("unicode_escape").decode() for each in text
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text
     )
 
 

@@ -33,7 +33,6 @@ _WEIGHTS = (
 """Weights of a model or adapter (``transformers/utils/__init__.py: WEIGHTS_NAME``), of FSDP and of DeepSpeed."""
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 """Errors of file systems that cannot sync (``man 2 fsync``), some for folders only."""
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,7 +239,7 @@ def _set_aside(checkpoint: Path, why: str) -> str:
 
 
 def _checksum(file: Path) -> int:
-    value, chunk = 0, memoryview(bytearray(_CHUNK_BYTES))
+    value, chunk = 0, memoryview(bytearray(1 << 20))
     with file.open("rb", buffering=0) as opened:
         while length := opened.readinto(chunk):
             value = zlib.crc32(chunk[:length], value)

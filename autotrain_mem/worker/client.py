@@ -158,9 +158,8 @@ class Worker:
             except ChildDied as death:
                 if death.code == -signal.SIGVTALRM:
                     raise stopped() from death
-                cause = f"exit status {death.code}"
-                if death.code is not None and death.code < 0:
-                    cause = f"killed by signal {-death.code}"
+                code = death.code or 0
+                cause = f"killed by signal {-code}" if code < 0 else f"exit status {death.code}"
                 raise WorkerDiedError(
                     f"The rehearsal's process exited during the {operation} step: {cause}.",
                     hint=(death.log_tail[-600:] or "It printed nothing.")

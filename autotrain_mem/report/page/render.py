@@ -5,16 +5,13 @@ cannot end its script element. The content security policy in the file's head al
 hashes, and no request.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from autotrain_mem.types.page import Page
+from autotrain_mem.types import Page
 
 MARKER = '<meta name="generator" content="autofit report/1">'
 """Marks a report, near the top of the file; a file without it is never overwritten."""

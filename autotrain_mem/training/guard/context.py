@@ -47,10 +47,8 @@ class Limit:
     def __init__(self, most: int | None, grow_after: int) -> None:
         self.most = most
         self._patience = grow_after
-        self._clean = 0
+        self._clean = self._fitted = self._wanted = 0
         self._grown = False
-        self._fitted = 0
-        self._wanted = 0
 
     def exceeded_by(self, amount: int) -> bool:
         return self.most is not None and amount > self.most
