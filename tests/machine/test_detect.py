@@ -117,9 +117,9 @@ def test_speeds_and_non_torch_bytes_are_the_catalogs_for_an_unknown_card_none_an
     assert "outside torch: unknown" in device.source
 
 
-@pytest.mark.parametrize(
-    ("wanted", "shown", "told"),
-    [
+def test_a_lost_card_is_an_error_only_if_it_is_selected(nvml: FakeNvml) -> None:
+    nvml.gpus[0].lost = "GPU is lost"
+    for wanted, shown, told in (
         (None, [1, 2], "cannot read GPU 0: GPU is lost. Another GPU is used"),
         ("1", [1], ""),
         (B, [1], ""),
@@ -127,22 +127,17 @@ def test_speeds_and_non_torch_bytes_are_the_catalogs_for_an_unknown_card_none_an
         ("-1", [], ""),
         ("0", None, "cannot read GPU 0: GPU is lost"),
         ("GPU-aaaa", None, "cannot read GPU 0: GPU is lost"),
-        ("0,1,2", None, "GPU 0: GPU is lost, GPU 1: Insufficient Permissions, GPU 2"),
-    ],
-)
-def test_a_lost_card_is_an_error_only_if_it_is_selected(
-    nvml: FakeNvml, wanted: str | None, shown: list[int] | None, told: str
-) -> None:
-    nvml.gpus[0].lost = "GPU is lost"
-    if wanted == "0,1,2":
-        nvml.gpus[1].lost = nvml.gpus[2].lost = "Insufficient Permissions"
-    environment, reasons = {} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted}, list[str]()
-    if shown is not None:
-        assert [device.index for device in detect(environment, reasons.append)] == shown
-        assert [told in reason for reason in reasons] == [True] * bool(told)
-    else:
-        with pytest.raises(UnreadableGpuError, match=told):
-            detect(environment)
+    ):
+        environment, reasons = {} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted}, list[str]()
+        if shown is not None:
+            assert [device.index for device in detect(environment, reasons.append)] == shown
+            assert [told in reason for reason in reasons] == [True] * bool(told), wanted
+        else:
+            with pytest.raises(UnreadableGpuError, match=told):
+                detect(environment)
+    nvml.gpus[1].lost = nvml.gpus[2].lost = "Insufficient Permissions"
+    with pytest.raises(UnreadableGpuError, match="GPU 0: GPU is lost, GPU 1: Insufficient Permissions, GPU 2"):
+        detect({"CUDA_VISIBLE_DEVICES": "0,1,2"})
 
 
 @pytest.mark.parametrize("says_zero", [False, True])
@@ -355,30 +350,23 @@ def refusal() -> tuple[str, str]:
     return refused.value.message, refused.value.hint
 
 
-@pytest.mark.parametrize(
-    ("error", "driver_cuda", "built_for", "cures"),
-    [
+def test_the_message_is_torchs_and_the_fix_follows_from_driver_and_build(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, driver_cuda, built_for, cures in (
         (RuntimeError(OLD), 12020, "13.0", ["driver 580 or newer, and 535.104 is installed", "whl/cu126"]),
         (RuntimeError(OLD), 11040, "12.6", ["driver 525 or newer", "there is none for this driver"]),
         (AssertionError(COMPILED), 12020, None, ["built without CUDA", "whl/cu126"]),
         (AssertionError(COMPILED), 13020, None, ["whl/cu130"]),
         (RuntimeError("unknown error"), 13000, "13.0", ["need a reboot", "wsl/lib", "CAPABILITIES=compute,utility"]),
-    ],
-)
-def test_the_message_is_torchs_and_the_fix_follows_from_driver_and_build(
-    gpu: FakeGpu,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    driver_cuda: int,
-    built_for: str | None,
-    cures: list[str],
-) -> None:
-    monkeypatch.setattr(sys.modules["pynvml"], "cuda", driver_cuda)
-    monkeypatch.setattr(torch.version, "cuda", built_for)
-    monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
-    message, hint = refusal()
-    assert " ".join(str(error).split()) in message
-    assert [cure for cure in (*cures, "--gpu NAME --plan_only", "--use_cpu") if cure not in hint] == []
+    ):
+        monkeypatch.setattr(sys.modules["pynvml"], "cuda", driver_cuda)
+        monkeypatch.setattr(torch.version, "cuda", built_for)
+        monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
+        message, hint = refusal()
+        assert " ".join(str(error).split()) in message
+        lacking = [cure for cure in (*cures, "--gpu NAME --plan_only", "--use_cpu") if cure not in hint]
+        assert lacking == [], (error, driver_cuda)
 
 
 def test_a_full_card_is_usable_and_one_without_kernels_is_not(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,21 +436,18 @@ def test_a_rank_opens_its_own_card_and_no_other(
     assert set(contexts) == {"cuda:2"}
 
 
-@pytest.mark.parametrize(
-    ("code", "seconds", "says"),
-    [
-        ("import time; time.sleep(600)", 1.0, "within 1 s"),
-        ("import os; os.kill(os.getpid(), 11)", 60.0, "status -11"),
-        ("raise ValueError(3)", 60.0, "ValueError"),
-    ],
-)
 def test_a_package_that_hangs_crashes_or_fails_on_import_says_so(
-    code: str, seconds: float, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "package_of_code.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    with pytest.raises(NoAnswer, match=says):
-        examine_package("package_of_code", {}, seconds)
+    for name, code, seconds, says in (
+        ("hangs", "import time; time.sleep(600)", 1.0, "within 1 s"),
+        ("crashes", "import os; os.kill(os.getpid(), 11)", 60.0, "status -11"),
+        ("fails", "raise ValueError(3)", 60.0, "ValueError"),
+    ):
+        (tmp_path / f"package_that_{name}.py").write_text(code)
+        with pytest.raises(NoAnswer, match=says):
+            examine_package(f"package_that_{name}", {}, seconds)
 
 
 def test_the_child_sends_torchs_facts_or_its_problem(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
