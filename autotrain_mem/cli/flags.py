@@ -158,10 +158,11 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
     file: str | None = _recipe_file(prog, flags) if "recipe" in flags else flags.pop("config", None)
     config: dict[str, Any] = {}
     notes: tuple[str, ...] = ()
+    names: dict[str, str] = {}
     if file is not None:
         given = {*flags, *(token[2:].partition("=")[0] for token in rest if token.startswith("--"))}
         keys = {name.replace("-", "_"): each for name, each in read_yaml(file, "--config").items()}
-        config, notes = read_tool_file(keys, file, prog, given=given, own=(*_YAML_NAMES, *_BLOCKS))
+        config, notes, names = read_tool_file(keys, file, prog, given=given, own=(*_YAML_NAMES, *_BLOCKS))
     environment = {str(name): str(value) for name, value in _block(config, _ENV).items()}
     settings = {underscored(f"--{name}")[2:]: value for name, value in _block(config, _AUTOFIT).items()}
     # Blocks are not flags, so TRL's parser cannot suggest the block that was meant.
@@ -186,6 +187,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
         argv=tuple(rest),
         config=config,
         config_notes=notes,
+        config_names=names,
         environment=environment,
         command=without_flags(argv),
         also_known=own_names(),

@@ -1,10 +1,12 @@
 """Reads a command's flags, rejects what it can before anything large is imported, and runs the command."""
 
+import re
 import sys
 from collections.abc import Sequence
 
 from autotrain_mem.cli import flags
 from autotrain_mem.settings.old_names import notes
+from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.units import printable
 from autotrain_mem.support.versions import TESTED, installed_versions, untested
@@ -47,10 +49,17 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
     # If a file is to be written and no card is named, contradictory flags are reported before a missing GPU.
     is_late = request.autofit.gpu is None and (output.stops or output.snapshot is not None)
     count = 1 if command == "estimate" else None
-    with opened(request, to_train=to_train, reads_data=command != "estimate", is_late=is_late, count=count) as workers:
-        from autotrain_mem.cli import commands  # while the workers import TRL
+    reads_data = command != "estimate"
+    try:
+        with opened(request, to_train=to_train, reads_data=reads_data, is_late=is_late, count=count) as workers:
+            from autotrain_mem.cli import commands  # while the workers import TRL
 
-        return int(getattr(commands, command)(workers, request, output))
+            return int(getattr(commands, command)(workers, request, output))
+    except UsageError as error:
+        for name, in_file in request.config_names.items():
+            if name not in request.flags:
+                error.message = re.sub(rf"--{name}\b", in_file, error.message)
+        raise
 
 
 def _say(line: str) -> None:

@@ -299,14 +299,16 @@ def read(reading: Reading) -> None:
     take, keys, settings, facts = reading.take, reading.keys, reading.settings, reading.facts
     if own := method_of(reading.method).axolotl:
         reading.rename(own.renamed)
-    reading.set_length(int(take("sequence_len", 512)), keys.get("trl.max_completion_length"))
+    reading.set_length(take("sequence_len", 512), keys.get("trl.max_completion_length"))
     if take("excess_length_strategy", "drop") == "drop" and facts.long_rows != "dropped" and not facts.is_online:
         reading.notes.append("rows longer than sequence_len: Axolotl drops them, and TRL truncates them")
+    if whole := take("batch_size", 0):  # ``utils/config/__init__.py: normalize_config``
+        keys.setdefault("gradient_accumulation_steps", max(whole // (keys.get("micro_batch_size") or 1), 1))
     _read_data(reading)
     half = bool(take("fp16") or take("float16"))
     brain = take("bf16", take("bfloat16", "auto")) in (True, "auto", "full") and not half and not take("float32")
     settings |= {"bf16": brain, "fp16": half, "dtype": "bfloat16" if brain else "float16" if half else "float32"}
-    checkpointing = take("gradient_checkpointing", False)
+    checkpointing = take("gradient_checkpointing")
     settings["gradient_checkpointing"] = bool(checkpointing)
     if take("activation_offloading") or isinstance(checkpointing, str):
         if facts.has_activation_offload:
@@ -348,7 +350,7 @@ def _read_data(reading: Reading) -> None:
         reading.settings["dataset_test_split"] = tests[0].get("split", "test")
         _read_steps(reading, "eval")
         return
-    share = take("val_set_size", 0)
+    share = take("val_set_size", 0.0)
     reading.keys.update(dict.fromkeys(("eval_strategy", "eval_steps", "evals_per_epoch")))
     if tests or share:
         reading.notes.append(
@@ -359,7 +361,8 @@ def _read_data(reading: Reading) -> None:
 
 def _read_steps(reading: Reading, what: str) -> None:
     """Reads how often a run saves or evaluates (``utils/config/__init__.py: normalize_config``)."""
-    epochs, times = reading.keys.get("num_epochs") or 1, reading.take(f"{what}s_per_epoch")
+    times = reading.take(f"{what}s_per_epoch", 0)
+    epochs = reading.keys["num_epochs"] = reading.take("num_epochs", 1.0)
     strategy, steps = reading.take(f"{what}_strategy"), reading.take(f"{what}_steps")
     if times and times * epochs > 1:
         steps = 1 / (times * epochs)

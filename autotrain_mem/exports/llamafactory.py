@@ -161,15 +161,15 @@ def read(reading: Reading) -> None:
     is_full = keys.get("finetuning_type") == "full"
     if facts := method_of(reading.method).llamafactory:
         reading.rename(facts.renamed)
-    reading.set_length(int(take("cutoff_len", 2048)))
+    reading.set_length(take("cutoff_len", 2048))
     _read_data(reading)
-    pure, half = bool(take("pure_bf16")), bool(take("fp16"))
-    brain = bool(take("bf16")) or pure
+    pure, half = take("pure_bf16", False), take("fp16", False)
+    brain = take("bf16", False) or pure
     loaded = "bfloat16" if brain and (pure or not is_full) else "float16" if half and not is_full else "float32"
     settings |= {"bf16": brain, "fp16": half, "dtype": loaded}
     if (reentrant := take("use_reentrant_gc")) is not None:
         settings["gradient_checkpointing_kwargs"] = {"use_reentrant": reentrant}
-    bits, nested = take("quantization_bit"), take("double_quantization", True)
+    bits, nested = take("quantization_bit", 0), take("double_quantization", True)
     if bits in (4, 8):
         settings[f"load_in_{bits}bit"] = True
     elif bits:
@@ -178,12 +178,18 @@ def read(reading: Reading) -> None:
         settings["use_bnb_nested_quant"] = nested
     target, saved = take("lora_target", "all"), take("additional_target")
     if not is_full:
-        settings["lora_alpha"] = 2 * (keys.get("lora_rank") or settings["lora_r"])
-        settings["lora_target_modules"] = ["all-linear"] if target == "all" else str(target).split(",")
+        keys["lora_rank"] = take("lora_rank", settings["lora_r"])
+        settings["lora_alpha"] = 2 * keys["lora_rank"]
+        settings["lora_target_modules"] = ["all-linear"] if target == "all" else _split(target)
         if saved:
-            settings["lora_modules_to_save"] = saved.split(",")
+            settings["lora_modules_to_save"] = _split(saved)
         if bits:
             reading.notes.append("the adapter: LLaMA-Factory trains it in float32, and here TRL in bfloat16")
+
+
+def _split(names: str | list[str]) -> list[str]:
+    """Returns a list's names (``finetuning_args.py: FinetuningArguments.__post_init__``)."""
+    return names.split(",") if isinstance(names, str) else names
 
 
 def _read_data(reading: Reading) -> None:

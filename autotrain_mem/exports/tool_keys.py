@@ -8,6 +8,7 @@ on a plan (``idle``), with one that is noted (``note``), or one that no plan can
 ``default`` is the tool's value for TRL's setting of that name, where it differs from TRL's own.
 """
 
+import contextlib
 import csv
 import functools
 import json
@@ -28,6 +29,7 @@ REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward"
 SHAPED_REWARD = "get_soft_overlong_punishment"
 """A function that this script also takes by its short name, and passes arguments."""
 
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", dict: "a block", list: "a list of blocks"}
 _OF_LORA = ("lora_", "use_rslora", "use_dora")
 _TOOLS = {
     "axolotl": ("Axolotl", ("base_model",), "axolotl"),
@@ -83,6 +85,8 @@ class Reading:
     """The keys that are not read yet."""
     settings: dict[str, Any] = field(default_factory=dict)
     """TRL's settings and ours."""
+    names: dict[str, str] = field(default_factory=dict)
+    """TRL's name of a setting -> the file's."""
     notes: list[str] = field(default_factory=list)
     """What has no counterpart, and what it means; one line each."""
 
@@ -91,12 +95,23 @@ class Reading:
         return METHODS[self.method]
 
     def take(self, name: str, default: Any = None) -> Any:
-        """Removes a key and returns its value; ``default`` if it is missing or empty."""
-        return default if (value := self.keys.pop(name, None)) is None else value
+        """Removes a key and returns its value; ``default`` if it is missing or empty. Raises ValueError if the value
+        is not of the kind of the default."""
+        value, kind = self.keys.pop(name, None), type(default)
+        if value is None:
+            return default
+        with contextlib.suppress(OverflowError, TypeError, ValueError):
+            if kind in (int, float) and not isinstance(value, bool) and float(value) == kind(float(value)):
+                return kind(float(value))  # PyYAML reads 2e-4 as a text
+        is_sound = isinstance(value, kind) and (kind is not list or all(isinstance(each, Mapping) for each in value))
+        if kind in _KINDS and (kind in (int, float) or not is_sound):
+            raise ValueError(f"{name} is {json.dumps(value)}, not {_KINDS[kind]}")
+        return value
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Reads keys with the same values; ``names``: TRL's name -> the tool's, as for :meth:`Draft.rename`."""
         self.settings |= {name: value for name, key in names.items() if (value := self.take(key)) is not None}
+        self.names |= names
 
     def set_length(self, tokens: int, completion: int | None = None) -> None:
         """Sets the limit of a row's tokens, or for prompts that are answered in training, the prompt's."""
@@ -144,6 +159,7 @@ class Reading:
                 self.settings.setdefault("env", {})[key.trl.removeprefix("env.")] = str(value)
             elif (meant := values[str(value).lower()]) is not None:
                 self.settings[key.trl] = meant
+                self.names[key.trl] = key.name
         for key in keys_of(self.tool):
             self.keys.pop(key.name, None)
         if problems:
@@ -154,8 +170,9 @@ class Reading:
 
 def read_tool_file(
     config: Mapping[str, Any], file: str, prog: str, *, given: Collection[str], own: Collection[str]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns the keys of a YAML file as TRL's and ours, and what to say about it; another tool's file is translated.
+) -> tuple[dict[str, Any], tuple[str, ...], dict[str, str]]:
+    """Returns the keys of a YAML file as TRL's and ours, what to say about it, and TRL's name -> the file's:
+    ``micro_batch_size in run.yaml``. Another tool's file is translated.
 
     Args:
         prog: The command, whose last word is the method.
@@ -168,8 +185,9 @@ def read_tool_file(
     marks = {name: {*own_keys} for name, (_, own_keys, _) in _TOOLS.items()}
     marks["recipe"] |= {key.name for key in keys_of("recipe")}
     tool = next((name for name, each in marks.items() if not config.keys().isdisjoint(each)), None)
+    file_name = Path(file).name
     if tool is None:
-        return dict(config), ()
+        return dict(config), (), {name: f"{name} in {file_name}" for name in config}
     title, _, module = _TOOLS[tool]
     blocks = {key.name.partition(".")[0] for key in keys_of(tool) if "." in key.name}
     flat: dict[str, Any] = {}
@@ -199,9 +217,9 @@ def read_tool_file(
             reading.settings.setdefault(name, value)
         elif value:
             reading.notes.append(f"{name} {value}: no counterpart is known, so the plan is made without it")
-    name = Path(file).name
-    opening = f"{name} is a file of {title}, read as TRL's {method} settings"
-    return reading.settings, (opening, *(f"{name}: {note}" for note in reading.notes))
+    opening = f"{file_name} is a file of {title}, read as TRL's {method} settings"
+    names = {name: f"{key} in {file_name}" for name, key in reading.names.items()}
+    return reading.settings, (opening, *(f"{file_name}: {note}" for note in reading.notes)), names
 
 
 _REWARDS = {name: name for name in (*REWARDS, SHAPED_REWARD)}
@@ -213,7 +231,7 @@ def read(reading: Reading) -> None:
     """Reads a recipe of alignment-handbook or open-r1 (``src/alignment/configs.py``, ``src/open_r1/configs.py``): TRL's
     keys and a few of its own."""
     mixer, mixture = reading.take("dataset_mixer", {}), reading.take("dataset_mixture", {})
-    splits = reading.take("dataset_splits", ["train"])
+    splits = reading.take("dataset_splits") or ["train"]
     names = {"id": "path", "config": "name", "split": "split", "columns": "columns"}
     mixed = [{"id": path, "weight": weight, "split": splits[0]} for path, weight in mixer.items()]
     entries = mixture.get("datasets", mixed)

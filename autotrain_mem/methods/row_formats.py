@@ -1,5 +1,7 @@
 """Decides which columns of a dataset a method trains on, and what is wrong with a row's values."""
 
+import contextlib
+import functools
 import json
 import pathlib
 import re
@@ -112,16 +114,25 @@ def _why_no_conversation(column: str, messages: Any, template: str | None) -> st
             return f"{place} has the {said} {_shown(content)}, which is not text (or {mixed})"
         if template is not None and isinstance(content, list) and not _READS_PARTS.search(template):
             return f"{place} has a list of parts as {said}, but the chat template takes text"
-        if template is not None and message[said_by] not in _ROLES and message[said_by] not in template:
-            return f"{place} has the role {message[said_by]!r}, which the chat template does not name"
+        if template is not None and message[said_by] not in template and _drops(template, message[said_by]):
+            return f"{place} has the role {message[said_by]!r}, and the chat template leaves out what it says"
     return ""
 
 
-_ROLES = frozenset(
-    {"system", "developer", "user", "assistant", "tool", "function", "ipython", "observation", "environment"}
-    | {"human", "gpt"}  # of a column conversations, which TRL passes on as they are
-)
-"""Roles that chat templates of published models know."""
+@functools.cache
+def _drops(template: str, role: str) -> bool:
+    """Returns whether a chat template leaves out the messages of a role, first or later. If it raises for them, the
+    count of the rows' tokens says so."""
+    from transformers.utils.chat_template_utils import render_jinja_template  # slow
+
+    said, shown = {"role": role, "content": "Where is it?"}, []
+    for messages in ([said], [{"role": "user", "content": "Find it."}, said]):
+        with contextlib.suppress(Exception):
+            (text,), _ = render_jinja_template([messages], chat_template=template)
+            shown.append(said["content"] in text)
+    return not any(shown) and shown != []
+
+
 _READS_PARTS = re.compile(r"""\.text\b|['"]text['"]""")
 """What stands in a chat template that reads contents in parts: {"type": "text", "text": "..."}."""
 

@@ -48,6 +48,8 @@ class RunRequest:
     """Arguments for TRL's parser, as JSON values by name: YAML keys, or keywords of Python. Flags win over them."""
     config_notes: tuple[str, ...] = ()
     """What to say about a YAML file of another tool."""
+    config_names: Mapping[str, str] = field(default_factory=dict)
+    """Name of a key of ``config`` -> what the YAML file calls it, for errors: ``micro_batch_size in run.yaml``."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables for the processes that load the model."""
     also_known: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ A config gets fewer layers when the trainer reads it; a model object loses its l
 same checkpoint is shortened too, as are all models of PPO; others, such as a separate reward model, keep their layers.
 """
 
+import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -110,7 +111,8 @@ def pattern_of(job: Job, config: Any) -> LayerPattern | None:
 def _recomputed(pattern: LayerPattern | None, job: Job) -> LayerPattern | None:
     """Extends the pattern's period to a multiple of n if only every n-th layer is recomputed
     (``transformers/modeling_utils.py: _set_gradient_checkpointing``, which counts from the first layer)."""
-    options = (job.arguments.get(f"{name}_checkpointing_kwargs") or {} for name in ("gradient", "activation"))
+    given = (job.arguments.get(f"{name}_checkpointing_kwargs") or {} for name in ("gradient", "activation"))
+    options = (json.loads(each) if isinstance(each, str) else each for each in given)  # a flag's is still a text
     every = max(int(each.get("every_n_layers", 1)) for each in options)
     return None if pattern is None else replace(pattern, period=math.lcm(pattern.period, every))
 

@@ -54,10 +54,12 @@ def read_given(
     actions = actions_of(parser)
     for name, value in config.items():
         flat = isinstance(value, list) and value and all(isinstance(item, (str, int, float)) for item in value)
-        if isinstance(value, (str, int, float)):  # a bool is an int
-            spoken.append(f"--{name}={_text(value)}")
-        elif flat and actions[name].nargs in ("+", "*"):
+        is_list, kind = actions[name].nargs in ("+", "*"), _kind(actions[name])
+        may_be_other = value is None or is_list or kind == "str" or (isinstance(value, dict) and kind == _OR_NONE)
+        if flat and is_list:
             spoken += [f"--{name}", *map(_text, value)]
+        elif isinstance(value, (str, int, float)) or not may_be_other:  # a bool is an int
+            spoken.append(f"--{name}={_text(value)}")
         else:
             silent[name] = value
     keys, _ = parser.parse_known_args(spoken)
@@ -132,9 +134,9 @@ def unknown_names(
 
 _TYPES: Mapping[str, Any] = {"int": int, "float": float}
 """The types that a rebuilt parser converts values to. It leaves all other values as text, for TRL's parser."""
-_SWITCH, _CHOOSES = "string_to_bool", "make_choice_type_function"
-"""The names of two functions in ``transformers/hf_argparser.py``. The first parses the value of a switch. The second
-makes a parser of a flag with choices."""
+_SWITCH, _CHOOSES, _OR_NONE = "string_to_bool", "make_choice_type_function", "_accept_none.<locals>.parse"
+"""The names of three functions in ``trl/scripts/_hf_argparser.py``. The first parses the value of a switch. The second
+makes a parser of a flag with choices, the third one of a flag that takes None, too."""
 
 
 def flags_of(parser: argparse.ArgumentParser) -> tuple[TrlFlag, ...]:

@@ -18,6 +18,9 @@ LARGEST_CONFIG_BYTES = 256 * KIB
 MOST_VALUES = 100_000
 """The most values of a YAML file, with a copy for each alias: nested aliases can stand for billions."""
 
+_SMALL_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE]-\d+$")
+"""2e-4 is a number in YAML 1.2, and a text in PyYAML's YAML 1.1. 2e4 stays a text, as a commit's hash may look so."""
+
 
 def read_yaml(path: str, flag: str) -> dict[str, Any]:
     """Reads a mapping with JSON values from the file that ``flag`` names. Raises UsageError if it cannot."""
@@ -33,6 +36,8 @@ def read_yaml(path: str, flag: str) -> dict[str, Any]:
             message = f"The config {path} is larger than {format_bytes(LARGEST_CONFIG_BYTES)}."
             raise UsageError(message, hint=f"Check {flag}; data go to --dataset.")
         loader = yaml.SafeLoader(content.decode("utf-8"))
+        also = {None: [("tag:yaml.org,2002:float", _SMALL_NUMBER)]}
+        loader.yaml_implicit_resolvers = {**loader.yaml_implicit_resolvers, **also}
         if (node := loader.get_single_node()) is not None and _count(node, {}) > MOST_VALUES:
             message = f"The config {path} holds more than {MOST_VALUES:,} values."
             raise UsageError(message, hint="Write out the values of aliases (*name) that refer to other aliases.")

@@ -20,6 +20,9 @@ DATASETS = {
 CONFIGS = {
     "not_yaml.yaml": b"a: [1\nb: }\n",
     "not_utf8.yaml": b"\xff\xfe\x00a: 1",
+    "list_for_a_number.yaml": b"model_name_or_path: tiny\ngpu: 300MiB\nweight_decay: [2e-4]\n",
+    "axolotls_words.yaml": b"base_model: tiny\ngpu: 300MiB\nsequence_len: 64.0\nmicro_batch_size: two\n",
+    "axolotls_length.yaml": b"base_model: tiny\nsequence_len: 2k\n",
     "axolotls_dpo.yaml": b"base_model: tiny\nrl: dpo\n",
     "factorys_galore.yaml": b"model_name_or_path: tiny\nstage: sft\nfinetuning_type: full\nuse_galore: true\n",
     "recipes_template.yaml": b"model_name_or_path: tiny\nchat_template: '{{ messages }}'\ndataset_mixer: {rows: 1.0}\n",

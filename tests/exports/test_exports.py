@@ -188,7 +188,7 @@ def test_a_file_that_is_written_is_read_back_as_the_same_settings(tool: str, met
     told |= {"lora_modules_to_save": ["a", "b"], "lora_target_modules": ["q_proj", "v_proj"], "report_to": ["wandb"]}
     knobs = knobs if METHODS[method].is_packable else replace(knobs, packing=False)
     first = keys(tool, job(method, arguments=told), knobs)
-    settings, notes = read_tool_file(first, "a/b.yaml", f"autofit plan {method}", given=(), own=())
+    settings, notes, _ = read_tool_file(first, "a/b.yaml", f"autofit plan {method}", given=(), own=())
     assert notes[0].startswith("b.yaml is a file of")
     assert not [note for note in notes if "no counterpart is known" in note]
     read = {name: value for name, value in settings.items() if name not in ("dataset", "model", "prompt_length")}

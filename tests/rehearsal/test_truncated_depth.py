@@ -153,7 +153,7 @@ def test_the_period_is_that_of_the_kinds_of_layers() -> None:
         expected = None if period is None else LayerPattern(layers=DEPTH, period=period, least=least)
         assert pattern_of(JOB, deep_config(family, **changes)) == expected, family
         if family == "gemma3":
-            recomputed = replace(JOB, arguments={"gradient_checkpointing_kwargs": {"every_n_layers": 5}})
+            recomputed = replace(JOB, arguments={"gradient_checkpointing_kwargs": '{"every_n_layers": 5}'})
             assert pattern_of(recomputed, deep_config(family)) == LayerPattern(layers=DEPTH, period=10)
 
 
