@@ -65,7 +65,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "config_too_large": (2, "sft --config too_large.yaml", "'larger than 256.0 KiB' --dataset"),
     "config_month_13": (2, "sft --config month_13.yaml", "month_13.yaml 'month must be in 1..12'"),
     "config_wrong_type": (2, "sft --config wrong_type.yaml", "'per_device_train_batch_size in wrong_type.yaml' abc"),
-    "config_list_for_a_number": (2, "sft --config list_for_a_number.yaml", "'weight_decay in list_for' float [0.0002]"),
+    "config_list_for_a_number": (2, "sft --config list_for_a_number.yaml", "list_for_a_number.yaml weight_decay float"),
     "config_axolotls_words": (2, "sft --config axolotls_words.yaml", "'micro_batch_size in axolotls_words.yaml' two"),
     "config_axolotls_length": (2, "sft --config axolotls_length.yaml", "axolotls_length.yaml sequence_len 2k number"),
     # -- cards
