@@ -1,24 +1,27 @@
 """Offers the command's actions in Python, as functions that take and return values.
 
 The main ones take a method, a model, and TRL's own arguments by name. A given argument is never changed; a plan may set
-any other. Nothing is printed, this process's environment is unchanged, and no process outlives a call.
+any other. While a call plans, a terminal or a notebook shows a line of progress, which then vanishes; nothing else is
+printed. This process's environment is unchanged, and no process outlives a call.
 """
 
 import difflib
 import functools
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from autotrain_mem import api
+from autotrain_mem.report.terminal import Console, LiveLine, SearchProgress, is_live
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import printable
 from autotrain_mem.types import METHODS, Cards, Estimate, Hardware, Plan, Report
 from autotrain_mem.types.autofit import AutoFit, as_autofit
-from autotrain_mem.types.python_names import as_json, python_errors
+from autotrain_mem.types.python_names import PythonErrors, as_json
 
 Environment = Mapping[str, str]
 Event = Mapping[str, Any]
@@ -69,11 +72,11 @@ def estimate(
         BatchSplitError, ContextLengthError: batch sizes do not divide evenly, or a length exceeds the model's context.
         RehearsalError: the installed trainer raised, died or hung while it was rehearsed.
     """
-    with python_errors():
+    with PythonErrors():
         request = _as_request("estimate", method, model, dataset, autofit, environment, arguments)
         _refuse_plan(request, "estimate predicts what arguments need; plan(...) and fit(...) follow a plan")
-        with api.opened(request, to_train=False, reads_data=False, count=1) as workers:
-            return api.estimate(api.rehearsals_for(workers, request, _warn))
+        with _begun(request, to_train=False, reads_data=False, count=1) as (rehearsals, _):
+            return api.estimate(rehearsals)
 
 
 def plan(
@@ -109,11 +112,11 @@ def plan(
         PlanFileError: ``AutoFit(plan=...)`` names a file that is not a plan.
         UsageError, HardwareError, ModelError, DatasetError, BatchSplitError, RehearsalError: as :func:`estimate`.
     """
-    with python_errors():
+    with PythonErrors():
         request = _as_request("plan", method, model, dataset, autofit, environment, arguments)
         request = api.with_plan(request, _HINTS, _warn, to_train=False)
-        with api.opened(request, to_train=False) as workers:
-            return api.plan(api.begin(workers, request, _warn, to_train=False), earlier=request.plan)
+        with _begun(request, to_train=False) as (rehearsals, progress):
+            return api.plan(rehearsals, progress.tried, progress.counting, earlier=request.plan)
 
 
 def fit(
@@ -180,14 +183,14 @@ def fit(
         InterruptedByUser, KeyboardInterrupt: Ctrl-C was pressed during training (all files stay complete), or earlier.
         DoesNotFitError and the others of :func:`plan`.
     """
-    with python_errors():
+    with PythonErrors():
         request = _as_request("fit", method, model, dataset, autofit, environment, arguments)
         request = replace(request, simulate=simulate, max_restarts=max_restarts, probe=probe)
         request = api.resumed(replace(request, overwrite_output_dir=overwrite_output_dir), _warn)
         request = api.with_plan(request, _HINTS, _warn, to_train=True)
-        with api.opened(request, to_train=True) as workers:
-            rehearsals = api.begin(workers, request, _warn, to_train=True)
-            chosen = api.plan(rehearsals, to_train=True, simulate=simulate, earlier=request.plan)
+        with _begun(request, to_train=True) as (rehearsals, progress):
+            reports = (progress.tried, progress.counting)
+            chosen = api.plan(rehearsals, *reports, to_train=True, simulate=simulate, earlier=request.plan)
         return api.train(rehearsals, chosen, request, on_event)
 
 
@@ -218,7 +221,7 @@ def cards(
         UsageError, UnknownGpuError, ModelError, DatasetError, BatchSplitError, RehearsalError: as :func:`plan`. A card
             on which nothing fits gets a verdict and raises no error.
     """
-    with python_errors():
+    with PythonErrors():
         request = _as_request("cards", method, model, dataset, autofit, environment, arguments)
         _refuse_plan(request, "a plan is for one card, and cards(...) makes one for each")
         request = replace(request, autofit=replace(request.autofit, gpu=request.autofit.gpu or "all"))
@@ -227,8 +230,8 @@ def cards(
         first = replace(
             request, autofit=replace(request.autofit, gpu=devices[0].name, gpus=devices[0].topology.devices)
         )
-        with api.opened(first, to_train=False) as workers:
-            return api.cards(api.rehearsals_for(workers, first, _warn), devices)
+        with _begun(first, to_train=False) as (rehearsals, progress):
+            return api.cards(rehearsals, devices, lambda card, attempt: progress.tried(attempt), progress.counting)
 
 
 def gpus() -> tuple[Hardware, ...]:
@@ -322,6 +325,21 @@ def _as_request(
         also_known=_KEYWORDS,
     )
     return api.with_accelerate(request)
+
+
+@contextmanager
+def _begun(
+    request: api.RunRequest, *, to_train: bool, **options: Any
+) -> Iterator[tuple[api.Rehearsals, SearchProgress]]:
+    """Reads the requested job, and yields its rehearsals and a line of progress, shown only where it can vanish.
+    ``options``: of :func:`api.opened`."""
+    console = Console(stderr=True)
+    console.quiet = not (request.autofit.show and (is_live(console) or console.is_jupyter))
+    with api.opened(request, to_train=to_train, **options) as workers:
+        with LiveLine(console, "importing TRL, looking at the model"):
+            rehearsals = api.begin(workers, request, _warn, to_train=to_train)
+        with SearchProgress(console, rehearsals.job, rehearsals.defaults) as progress:
+            yield rehearsals, progress
 
 
 def _refuse_plan(request: api.RunRequest, why: str) -> None:

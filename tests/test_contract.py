@@ -96,7 +96,7 @@ LAYERS = {
         "worker",
         "accelerate datasets rich torch transformers trl",
     ),
-    "verbs": part(13, "api support settings types"),
+    "verbs": part(13, "api report support settings types"),
 }
 
 # Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.

@@ -137,8 +137,8 @@ def _waiting(what: str) -> Iterator[tuple[Callable[[str], None], Callable[[str],
     """Shows what the command is doing; yields functions that change this text and collect notes for the end."""
     notes: list[str] = []
     try:
-        with terminal.waiting(terminal.Console(stderr=True), what) as show:
-            yield show, notes.append
+        with terminal.LiveLine(terminal.Console(stderr=True), what) as line:
+            yield line.show, notes.append
     finally:
         for note in notes:
             terminal.warn(note)

@@ -15,7 +15,7 @@ from autotrain_mem.report.layout import Indented
 from autotrain_mem.report.machine_view import doctor_view, issue_text, recipes_view
 from autotrain_mem.report.run_history import HistoryReader
 from autotrain_mem.report.run_view import RunSnapshot, happening_lines, watch_line, watch_view
-from autotrain_mem.report.terminal import Console, is_live, lasting_console, waiting, whole_lines
+from autotrain_mem.report.terminal import Console, LiveLine, is_live, lasting_console, whole_lines
 from autotrain_mem.support import codec, yaml_files
 from autotrain_mem.support.errors import PlanFileError, UsageError
 from autotrain_mem.support.units import format_bytes
@@ -180,8 +180,8 @@ def doctor(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--issue", action="store_true", help="a text to paste into an issue, without names or secrets")
     options = parser.read(argv)
-    with waiting(Console(stderr=True), "looking at the GPU") as say:
-        found = api.examine_machine(say)
+    with LiveLine(Console(stderr=True), "looking at the GPU") as line:
+        found = api.examine_machine(line.show)
     if options.json:
         sys.stdout.write(json.dumps(codec.to_json(found), indent=2) + "\n")
     elif options.issue:

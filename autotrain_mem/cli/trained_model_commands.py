@@ -16,7 +16,7 @@ from pathlib import Path
 from autotrain_mem.cli.flags import CommandParser
 from autotrain_mem.cli.tiny_model import quiet_libraries
 from autotrain_mem.cli.trained_run import TrainedRun, find_run
-from autotrain_mem.report.terminal import Console, waiting, warn
+from autotrain_mem.report.terminal import Console, LiveLine, warn
 from autotrain_mem.support.errors import ModelNotFoundError, OutputFolderError, TrainingError, UsageError
 from autotrain_mem.support.versions import installed_versions
 
@@ -51,7 +51,7 @@ def chat(argv: Sequence[str]) -> int:
     address, program = f"http://localhost:{port}", [sys.executable, "-m", "transformers.cli.transformers"]
     with subprocess.Popen([*program, *serve, "--port", str(port)]) as server:
         try:
-            with waiting(Console(stderr=True), "loading the model"):
+            with LiveLine(Console(stderr=True), "loading the model"):
                 while not answers(f"{address}/health"):
                     if server.poll() is not None:
                         raise TrainingError(f"transformers serve failed with exit status {server.returncode}.")
@@ -107,7 +107,7 @@ def merge(argv: Sequence[str]) -> int:
             f"the adapter was trained on the base quantized to {run.base_bits} bits, and is merged into unquantized "
             "weights, which differ a little: compare a few answers before and after"
         )
-    with waiting(Console(stderr=True), "merging the adapter into its base"), quiet_libraries():
+    with LiveLine(Console(stderr=True), "merging the adapter into its base"), quiet_libraries():
         from autotrain_mem.cli.adapter_merge import merge_adapter  # torch and transformers
 
         size = merge_adapter(run, target, warn, trust_remote_code=options.trust_remote_code)

@@ -4,6 +4,9 @@ Each takes the arguments of TRL's class, and also ``autofit=AutoFit(...)``. ``tr
 """
 
 import inspect
+import os
+from contextlib import suppress
+from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
@@ -23,7 +26,7 @@ from autotrain_mem.trainers.pretrained import load_processor, revision_of
 from autotrain_mem.trainers.script_call import Call, Keywords, substitution
 from autotrain_mem.types import METHODS, Plan
 from autotrain_mem.types.autofit import AutoFit, as_autofit
-from autotrain_mem.types.python_names import python_errors
+from autotrain_mem.types.python_names import PythonErrors
 from autotrain_mem.worker.client import PREFIX
 
 _CALL = "_autofit_call"
@@ -106,7 +109,7 @@ class Planned:
         call = Call(trainer=type(self), args=outer_args, kwargs=outer_kwargs, keywords=keywords)
         asked = PlannedCall(method=method, config_class=config_class, call=call, autofit=ours)
         try:
-            with python_errors(config_class.__name__):
+            with PythonErrors(config_class.__name__):
                 plan = make_plan(asked)
         except RehearsalError as error:  # raises the error that TRL raised in the rehearsal
             shown: Exception = error
@@ -117,8 +120,12 @@ class Planned:
                 shown, inner, inner.__cause__ = inner, inner.__cause__, None
             error.__cause__ = None  # a worker's traceback has a hundred lines, so it goes to a file
             if isinstance(inner, RuntimeError):
-                with NamedTemporaryFile("w", prefix=PREFIX, suffix=".log", delete=False, encoding="utf-8") as log:
+                prefix = f"{PREFIX}rehearsal-"
+                with NamedTemporaryFile("w", prefix=prefix, suffix=".log", delete=False, encoding="utf-8") as log:
                     log.write(str(inner))
+                with suppress(OSError):  # another process may delete the same files; the five newest stay
+                    for old in sorted(Path(log.name).parent.glob(f"{prefix}*.log"), key=os.path.getmtime)[:-5]:
+                        old.unlink()
                 shown.add_note(f"The rehearsal's traceback is in {log.name}.")
             raise shown from None
         if plan.estimate.grows:

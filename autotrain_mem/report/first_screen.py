@@ -129,7 +129,7 @@ Shown = Plan | Estimate | Report | Cards
 
 def html_of(shown: Shown) -> str:
     """Renders the terminal's view for ``_repr_html_``, with every text escaped."""
-    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, force_jupyter=False)
+    console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True, force_jupyter=False)
     view: RenderableType
     match shown:
         case Plan():

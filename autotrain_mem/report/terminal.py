@@ -1,9 +1,9 @@
 """Makes the consoles for all output, and their progress lines."""
 
-import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
 
@@ -143,7 +143,7 @@ class TrainingProgress:
 
 
 class LiveLine(Progress):
-    """Redraws one line in place on a terminal, with the seconds it has taken; prints nothing elsewhere."""
+    """Redraws one line in place on a terminal (with seconds) or in a notebook; prints nothing elsewhere."""
 
     def __init__(self, console: Console, text: str = "") -> None:
         cut = Column(no_wrap=True, overflow="crop", ratio=1)  # a line that wraps flickers when it is redrawn
@@ -152,10 +152,22 @@ class LiveLine(Progress):
         columns = (spinner, column, TimeElapsedColumn())
         super().__init__(*columns, console=console, transient=True, expand=True, disable=not is_live(console))
         self._line = self.add_task(text)
+        self._output: Any = None
+        self.show(text)
 
     def show(self, text: str) -> None:
         """Shows another text, cropped at the terminal's width."""
         self.update(self._line, description=text)
+        if self.console.is_jupyter and not self.console.quiet:
+            shown = {"text/plain": printable(text)}
+            if self._output is None:
+                self._output = import_module("IPython.display").display(shown, raw=True, display_id=True)
+            self._output.update(shown, raw=True)
+
+    def stop(self) -> None:
+        """Removes the line."""
+        super().stop()
+        self.show("")
 
     def counting(self, counting: Counting) -> None:
         """Shows how many rows are tokenized."""
@@ -164,7 +176,7 @@ class LiveLine(Progress):
 
 
 class SearchProgress(LiveLine):
-    """Shows the last rehearsal; without a terminal, prints a line for each."""
+    """Shows the last rehearsal; prints a line for each where no line can be redrawn."""
 
     def __init__(self, console: Console, job: Job, defaults: Knobs) -> None:
         super().__init__(console, "rehearsing")
@@ -181,12 +193,12 @@ class SearchProgress(LiveLine):
         settings = f"micro-batch {attempt.knobs.per_device_train_batch_size}, {changed}"
         outcome = f"needs {format_bytes(attempt.required_bytes)}, {'fits' if attempt.fits else 'does not fit'}"
         self.show(f"rehearsing, {self._tried} tried: {outcome}: {settings}")
-        if self.disable:
+        if self.disable and not self.console.is_jupyter:
             say(self.console, f"rehearsing: {settings} ... {outcome}")
 
 
 class CardsProgress(LiveLine):
-    """Shows the card being planned for; without a terminal, prints a line for each card."""
+    """Shows the card being planned for; prints a line for each where no line can be redrawn."""
 
     def __init__(self, console: Console, count: int) -> None:
         super().__init__(console)
@@ -199,15 +211,8 @@ class CardsProgress(LiveLine):
             self._seen.append(name)
         line = f"card {self._seen.index(name) + 1} of {self._count}: {name}"
         self.show(f"{line}, {formatting.batch(attempt.knobs)}")
-        if self.disable and is_new:
+        if self.disable and not self.console.is_jupyter and is_new:
             say(self.console, line)
-
-
-@contextlib.contextmanager
-def waiting(console: Console, what: str) -> Iterator[Callable[[str], None]]:
-    """Shows on a terminal what is being done; yields a function that changes the text."""
-    with LiveLine(console, what) as line:
-        yield line.show
 
 
 def say(console: rich.console.Console, line: str) -> None:

@@ -183,7 +183,7 @@ class AutoFit(OwnSettings):
     guard: bool = setting(True)
     """Whether to run the longest rows first and survive out-of-memory errors. If False, training is exactly TRL's."""
     show: bool = setting(True)
-    """Drop-in trainers: whether to print the search and the plan on stderr."""
+    """Whether to show the progress of planning. Drop-in trainers also print the plan, on stderr."""
 
     def __post_init__(self) -> None:
         for name in ("forbid", "pin", "tune"):
@@ -201,7 +201,7 @@ class AutoFit(OwnSettings):
             error = UsageError.of(problems)
             named = (name for name, each in SETTINGS.items() if each.kind and f"--{name} " in error.message)
             flags = [f"--{name} is {in_python(name)}" for name in named]
-            if flags:  # only Python shows notes, the command does not (``python_errors``)
+            if flags:  # only Python shows notes, the command does not (``PythonErrors``)
                 error.add_note(f"In Python {', '.join(flags)}")
             raise error
 

@@ -3,8 +3,10 @@
 import enum
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from autotrain_mem.settings.knobs import BASE_BITS
@@ -34,21 +36,25 @@ _OF_THE_COMMAND = frozenset({"config", "debug", "help", "json", "recipe", "snaps
 """The flags without a counterpart in Python."""
 
 
-@contextmanager
-def python_errors(config: str = "") -> Iterator[None]:
-    """Adds a note to each error that leaves the block, with the Python spelling of its flags.
+@dataclass
+class PythonErrors(AbstractContextManager[object]):
+    """Adds a note to each error that leaves the block, with the Python spelling of its flags, and shortens tracebacks.
 
-    Hides the worker's traceback, except for errors that the installed libraries raised in a rehearsal or in training.
-    ``config``: the name of a trainer's config class, such as ``SFTConfig``; empty for the verbs, which take keywords.
+    Removes this package's frames from the traceback, since the message tells what to do, and the worker's traceback,
+    except for errors that the installed libraries raised in a rehearsal or in training. ``config``: the name of a
+    trainer's config class, such as ``SFTConfig``; empty for the verbs, which take keywords.
     """
-    try:
-        yield
-    except AutofitError as error:
+
+    config: str = ""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if not isinstance(error, AutofitError | KeyboardInterrupt):
+            return
+        error.__traceback__ = None  # the interpreter adds the callers' frames
         if not isinstance(error, RehearsalError | TrainingError):
             error.__cause__ = None  # setting it also hides the error's context (PEP 415)
-        if note := python_words(f"{error.message}\n{error.hint}", config):
+        if isinstance(error, AutofitError) and (note := python_words(f"{error.message}\n{error.hint}", self.config)):
             error.add_note(note)
-        raise
 
 
 def python_words(text: str, config: str = "") -> str:

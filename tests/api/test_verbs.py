@@ -16,7 +16,7 @@ from autotrain_mem.cli import main
 from autotrain_mem.run import early
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import PlanFileError, RehearsalError
-from autotrain_mem.types.python_names import python_errors, python_words
+from autotrain_mem.types.python_names import PythonErrors, python_words
 from tests.place import SharedWorkers
 
 MODEL = "Qwen/Qwen2.5-0.5B"
@@ -34,7 +34,9 @@ def without_clocks(noun: Any) -> Any:
     return json.loads(re.sub(r'"(rehearsal_)?seconds": [\d.e-]+', '"seconds": 0', text))
 
 
-def test_plan_and_estimate_are_the_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_and_estimate_are_the_commands(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def told(words: str) -> Any:
         main.run([*words.split(), "--json"])
         return without_clocks(json.loads(capsys.readouterr().out))
@@ -46,7 +48,11 @@ def test_plan_and_estimate_are_the_commands(here: Path, capsys: pytest.CaptureFi
     ours = AutoFit(gpu="300MiB", fit="lossless", forbid=forbid, effective_batch_size=8, headroom="5%")
     lora = {"use_peft": True, "lora_r": 4, "lora_target_modules": ["q_proj", "v_proj"]}
     arguments = {**lora, "learning_rate": 1e-4, "max_length": 64}
+    for name, value in {"TTY_COMPATIBLE": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
     of_python = autotrain_mem.plan("sft", MODEL, dataset="data.jsonl", autofit=ours, **arguments)
+    assert "rehearsing, 1 tried" in capsys.readouterr().err
+    monkeypatch.delenv("TTY_COMPATIBLE")
     assert without_clocks(of_python) == told(f"plan sft --model {MODEL} --dataset data.jsonl {words}")
     found = autotrain_mem.estimate("sft", Path(MODEL), autofit=AutoFit(gpu="300MiB"), max_length=64, optim="sgd")
     assert without_clocks(found) == told(f"estimate sft --model {MODEL} --gpu 300MiB --max_length 64 --optim sgd")
@@ -117,6 +123,7 @@ def test_an_error_with_flags_says_what_they_are_in_python(here: Path) -> None:
     with pytest.raises(UsageError, match="--use_cpu and --gpu exclude each other") as raised:
         pinned_plan(use_cpu=True)
     assert raised.value.__cause__ is None
+    assert {Path(each.path) for each in raised.traceback} == {Path(__file__)}, "without the package's own lines"
     assert raised.value.__notes__ == [
         "In Python --use_cpu is use_cpu=..., --gpu is AutoFit(gpu=...), --simulate is fit(..., simulate=True)"
     ]
@@ -124,7 +131,7 @@ def test_an_error_with_flags_says_what_they_are_in_python(here: Path) -> None:
 
 def test_an_error_keeps_what_libraries_raised_gets_no_note_without_flags_and_survives_pickling() -> None:
     for kind, kept in ((RehearsalError, True), (UsageError, False)):
-        with pytest.raises(kind) as raised, python_errors():
+        with pytest.raises(kind) as raised, PythonErrors():
             raise kind("Failed.") from RuntimeError("a worker's traceback")
         assert (raised.value.__cause__ is not None) is kept
     assert python_words("Write autofit=AutoFit(gpu='l4'). Run autofit sft --help; --debug shows the traceback.") == ""

@@ -157,20 +157,27 @@ class Broken(autotrain_mem.SFTTrainer):
         raise KeyError("labels_of_mine")
 
 
-def test_a_subclass_is_rehearsed_with_its_loss_and_fails_with_its_error(qwen: Path, tmp_path: Path) -> None:
+def test_a_subclass_is_rehearsed_with_its_loss_and_fails_with_its_error(
+    qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = planned(qwen, tmp_path, **SETTLED)
     own = planned(qwen, tmp_path, kind=Weighted, **SETTLED)
     more = own.plan.estimate.memory.peak_allocated_bytes - plain.plan.estimate.memory.peak_allocated_bytes
     assert more > 2**21 or own.plan.knobs != plain.plan.knobs
     own.train()
     assert own.weight == 1.0
+    older = [tmp_path / f"autofit-rehearsal-{number}.log" for number in range(5)]
+    for age, each in enumerate(older):
+        each.touch()
+        os.utime(each, (0, 100 - age))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(KeyError, match="labels_of_mine") as caught:
         planned(qwen, tmp_path, kind=Broken)
+    assert [each.exists() for each in older] == [True] * 4 + [False]
     line, place = caught.value.__notes__
     assert "Broken.compute_loss (test_promises.py:" in line
     log = Path(place.removeprefix("The rehearsal's traceback is in ").removesuffix("."))
     assert "in compute_loss" in log.read_text()
-    log.unlink()
     assert "direct cause" not in "".join(traceback.format_exception(caught.value)), "one traceback"
 
 

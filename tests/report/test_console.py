@@ -6,9 +6,11 @@
 import contextlib
 import io
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import report_examples as examples
@@ -316,6 +318,18 @@ def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal() -> None
     assert len(lines) == len(PLAN.attempts)
     assert lines[0] == "rehearsing: micro-batch 1, as asked for ... needs 31.2 GiB, does not fit"
     assert lines[4].endswith(", LoRA, bfloat16, whole model ... needs 8.51 GiB, fits")
+
+
+def test_a_search_in_a_notebook_shows_one_line_that_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = Mock()
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook)
+    for quiet in (True, False):
+        with SearchProgress(Console(force_jupyter=True, quiet=quiet), PLAN.job, PLAN.defaults) as progress:
+            progress.tried(PLAN.attempts[2])
+    notebook.display.assert_called_once_with({"text/plain": "rehearsing"}, raw=True, display_id=True)
+    shown = [call.args[0]["text/plain"] for call in notebook.display().update.call_args_list]
+    assert shown[1].startswith("rehearsing, 1 tried: needs 14.7 GiB, does not fit: micro-batch 8")
+    assert (shown[0], shown[2:]) == ("rehearsing", [""])
 
 
 def train(console: Console, patch: pytest.MonkeyPatch, total: int, steps: Iterable[int], **logs: float) -> None:

@@ -159,16 +159,19 @@ def counted_tokens(inputs: Mapping[str, Any]) -> Any:
     return inputs["labels"][..., 1:] != -100
 
 
-def joined(values: Sequence[Any], layout: Layout) -> Any:
-    """Joins the parts' predictions or labels into those of the whole. Raises TypeError for a value without rows."""
+def joined(values: Sequence[Any], layout: Layout, weights: Sequence[float]) -> Any:
+    """Joins the parts' predictions or labels into those of the whole. ``weights``: each part's, in a sum of tensors
+    without rows. Raises TypeError for other values."""
     if (first := values[0]) is None:
         return None
     if isinstance(first, Mapping):
-        return {name: joined([value[name] for value in values], layout) for name in first}
+        return {name: joined([value[name] for value in values], layout, weights) for name in first}
     if isinstance(first, (list, tuple)):
-        return type(first)(joined(entries, layout) for entries in zip(*values, strict=True))
-    if not isinstance(first, torch.Tensor) or first.dim() == 0:
-        raise TypeError("A prediction without rows cannot be joined from parts.")
+        return type(first)(joined(entries, layout, weights) for entries in zip(*values, strict=True))
+    if not isinstance(first, torch.Tensor):
+        raise TypeError(f"A prediction of type {type(first).__name__} cannot be joined from parts.")
+    if first.dim() == 0:
+        return sum(value * weight for value, weight in zip(values, weights, strict=True))
     if layout is Layout.PAIRS:
         values = [value[: len(value) // 2] for value in values] + [value[len(value) // 2 :] for value in values]
     return torch.cat(list(values))

@@ -335,9 +335,13 @@ class Evaluation:
         if len(answers) == 1:
             return answers[0][1]
         loss, layout = answers[0][1].loss, run.rule.layout
+        shares = [share(run, piece) for piece, _ in answers]
         if loss is not None:
-            shares = [(answer.loss, share(run, piece)) for piece, answer in answers]
-            weighted = [each * weight for each, weight in shares if weight]
+            weighted = [answer.loss * weight for (_, answer), weight in zip(answers, shares, strict=True) if weight]
             loss = sum(weighted[1:], weighted[0]) if weighted else loss
-        logits = joined([answer.logits for _, answer in answers], layout)
-        return Prediction(loss, logits, joined([answer.labels for _, answer in answers], layout))
+        # TRL's chunked loss returns sums over tokens (``trl/trainer/sft_trainer.py: _ChunkedCELMHeadOutput``), Liger's
+        # a mean (``liger_kernel/transformers/model/output_classes.py: token_accuracy``).
+        sums = getattr(self._trainer.args, "loss_type", None) == "chunked_nll"
+        weights = [1] * len(answers) if sums else shares
+        logits = joined([answer.logits for _, answer in answers], layout, weights)
+        return Prediction(loss, logits, joined([answer.labels for _, answer in answers], layout, weights))
