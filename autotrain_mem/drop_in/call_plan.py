@@ -21,7 +21,7 @@ from autotrain_mem.planning.read_request import read_plan
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.planning.run_request import RunRequest
 from autotrain_mem.report.first_screen import first_screen
-from autotrain_mem.report.terminal import Console, SearchProgress
+from autotrain_mem.report.terminal import Console, SearchProgress, warn
 from autotrain_mem.search.levels import check_forbid
 from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.settings.levers import EXPANDABLE
@@ -71,7 +71,7 @@ def make_plan(asked: PlannedCall) -> Plan:
             "AutoFit(peft_config=...) is for plan(...), fit(...) and the like; a trainer has the argument itself.",
             hint="Give it to the trainer: SFTTrainer(..., peft_config=LoraConfig(...)).",
         )
-    for name in ("effective_batch_size", "prompt_length", "image_sizes"):
+    for name in ("effective_batch_size", "prompt_length"):
         if (value := getattr(asked.autofit, name)) is not None and value < 1:
             raise UsageError(f"{name} {value} is not a whole number of at least 1.", hint="Give 1 or more.")
     _check_keywords(asked)
@@ -85,10 +85,7 @@ def make_plan(asked: PlannedCall) -> Plan:
         if earlier.estimate.grows and (why := why_fixed()):
             message = f"The plan cannot be followed in this process. {why}"
             raise UsageError(message, hint=f"Or {_AGAIN}, to plan again.")
-    store = Store(
-        cache_folder(),
-        on_damage=lambda message: Console(stderr=True).print(f"note: {message}", style="dim", highlight=False),
-    )
+    store = Store(cache_folder(), on_damage=warn)
     hardware = smallest(lambda: device_of(config, asked.autofit.gpu, asked.models), asked.autofit.link)
     plan = agreed(lambda: _planned(asked, launched, hardware, store, earlier))
     if asked.autofit.show and is_first():

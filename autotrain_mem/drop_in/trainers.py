@@ -112,11 +112,9 @@ class Planned:
             with PythonErrors(config_class.__name__):
                 plan = make_plan(asked)
         except RehearsalError as error:  # raises the error that TRL raised in the rehearsal
-            shown: Exception = error
+            shown: BaseException = error
             inner = error.__cause__
-            if (
-                isinstance(inner, Exception) and inner.__cause__ is not None
-            ):  # else only the place of the error is known
+            if inner is not None and inner.__cause__ is not None:  # else only the place of the error is known
                 shown, inner, inner.__cause__ = inner, inner.__cause__, None
             error.__cause__ = None  # a worker's traceback has a hundred lines, so it goes to a file
             if isinstance(inner, RuntimeError):

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType, RenderResult
@@ -129,16 +130,7 @@ Shown = Plan | Estimate | Report | Cards
 
 def html_of(shown: Shown) -> str:
     """Renders the terminal's view for ``_repr_html_``, with every text escaped."""
-    console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True, force_jupyter=False)
-    view: RenderableType
-    match shown:
-        case Plan():
-            view = first_screen(shown)
-        case Estimate():
-            view = estimate_screen(shown)
-        case Report():
-            view = report_view(shown)
-        case Cards():
-            view = cards_view(shown)
-    console.print(view)
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, force_jupyter=False)
+    views: dict[type, Any] = {Plan: first_screen, Estimate: estimate_screen, Report: report_view, Cards: cards_view}
+    console.print(views[type(shown)](shown))
     return console.export_html(inline_styles=True, theme=DEFAULT_TERMINAL_THEME, code_format=_PAGE)

@@ -33,6 +33,8 @@ class Console(rich.console.Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, **options)
+        if self.is_jupyter:
+            self.width = 80  # a cell scrolls wider lines; rich assumes 115 columns
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         if isinstance(renderable, Text) and (shown := printable(renderable.plain)) != renderable.plain:
