@@ -114,13 +114,13 @@ def _why_no_conversation(column: str, messages: Any, template: str | None) -> st
             return f"{place} has the {said} {_shown(content)}, which is not text (or {mixed})"
         if template is not None and isinstance(content, list) and not _READS_PARTS.search(template):
             return f"{place} has a list of parts as {said}, but the chat template takes text"
-        if template is not None and message[said_by] not in template and _drops(template, message[said_by]):
+        if template is not None and message[said_by] not in template and drops_role(template, message[said_by]):
             return f"{place} has the role {message[said_by]!r}, and the chat template leaves out what it says"
     return ""
 
 
 @functools.cache
-def _drops(template: str, role: str) -> bool:
+def drops_role(template: str, role: str) -> bool:
     """Returns whether a chat template leaves out the messages of a role, first or later. If it raises for them, the
     count of the rows' tokens says so."""
     from transformers.utils.chat_template_utils import render_jinja_template  # slow

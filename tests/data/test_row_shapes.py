@@ -12,7 +12,7 @@ import pytest
 
 from autotrain_mem.data import load
 from autotrain_mem.data.token_lengths import load_tokenizer
-from autotrain_mem.methods.row_formats import check_first_rows, columns_read, is_empty, wrong_format
+from autotrain_mem.methods.row_formats import check_first_rows, columns_read, is_empty, why_bad, wrong_format
 from autotrain_mem.support.errors import DatasetError
 from autotrain_mem.support.sources import check_data_path
 
@@ -156,12 +156,10 @@ def test_rows_of_each_shape_are_read_or_refused_with_the_reason(kind: str, templ
         assert raised.value.hint
 
 
-def test_a_role_that_the_template_leaves_out_is_refused(tmp_path: Path) -> None:
-    path, rows = tmp_path / "rows.jsonl", said(ASKED, {**SAID, "role": "assistnt"})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def test_a_role_that_the_template_leaves_out_is_refused() -> None:
     shows_two = "{% for m in messages %}{% if m.role in ('user', 'assistant') %}{{ m.content }}{% endif %}{% endfor %}"
-    with pytest.raises(DatasetError, match="line 2, message 2 of messages has the role 'assistnt'"):
-        load.check_rows(load.load_named(str(path), None)["train"], ("messages",), str(path), shows_two)
+    row = said(ASKED, {**SAID, "role": "critic"})[1]
+    assert "message 2 of messages has the role 'critic'" in why_bad(row, shows_two)
 
 
 def test_folders_of_each_kind_are_read(tmp_path: Path) -> None:
