@@ -88,7 +88,7 @@ def read_launch(config: Mapping[str, Any], name: str) -> Launch:
         fsdp_offload_params=is_fsdp and _is_true(settings.get("offload_params")),
         mixed_precision=_mixed_precision(config),
         recomputes=is_fsdp and _is_true(settings.get("activation_checkpointing")),
-        warnings=tuple(_warnings(settings)) if is_fsdp else (),
+        warnings=(*_started(config), *(_warnings(settings) if is_fsdp else ())),
     )
 
 
@@ -131,6 +131,15 @@ def _sharding(config: Mapping[str, Any], settings: Mapping[str, Any], replicas: 
     if replicas > 1:
         return "hsdp"
     return "fsdp2" if _is_true(settings.get("reshard_after_forward", True)) else "fsdp2-no-reshard"
+
+
+def _started(config: Mapping[str, Any]) -> Iterator[str]:
+    # ``accelerate/commands/launch.py: launch_command`` then uses its simple_launcher.
+    if _type(config) == "NO" and (config.get("num_processes") or 1) > 1:
+        yield (
+            f"distributed_type NO starts one process, whatever num_processes ({config['num_processes']}) says; "
+            "MULTI_GPU (DDP) or FSDP starts several"
+        )
 
 
 def _warnings(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -219,9 +228,6 @@ def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:
             yield f"{name} {value!r} is not a positive whole number", f"{name}: 1 or more."
             return
     processes, nodes = config.get("num_processes") or -1, config.get("num_machines") or 1
-    if _type(config) == "NO" and processes > 1:
-        cure = "distributed_type: MULTI_GPU (DDP) or FSDP; or num_processes: 1."
-        yield f"distributed_type NO starts one process, but num_processes is {processes}", cure
     if processes > 0 and processes % nodes:
         cure = f"num_processes is the sum over all machines: {processes * nodes} are {processes} on each of {nodes}."
         yield f"num_processes {processes} is not a multiple of num_machines {nodes}", cure

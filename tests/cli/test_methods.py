@@ -1,6 +1,7 @@
 """From the command line to the trained model on a simulated card; other methods train in
 ``tests/drop_in/test_same_plan.py``, ``tests/recipes`` and ``tests/rehearsal/test_parity.py``."""
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,8 @@ SHARED = (
     "--output_dir trained/{method}"
 )
 OWN = {
-    "sft": "--dataset alike_sft.jsonl --per_device_train_batch_size 4 --use_peft --load_in_4bit",
+    "sft": "--dataset alike_sft.jsonl.gz --dataset_streaming --max_length 48 --per_device_train_batch_size 4 --use_peft "
+    "--load_in_4bit",
     "reward": "--dataset alike_pairs.jsonl --per_device_train_batch_size 4",
     "rloo": "--dataset alike_prompts.jsonl --reward_funcs my_rewards.short --max_completion_length 12 "
     "--per_device_train_batch_size 8 --optimizer_offload",
@@ -62,6 +64,8 @@ def _write_alike(folder: Path) -> None:
         *before, last = row[column]
         shorter = {**row, column: [*before, {**last, "content": last["content"][:-1]}]}
         word_problems.write_rows(folder / f"alike_{name}.jsonl", [row, shorter] * 16)
+    packed = gzip.compress((folder / "alike_sft.jsonl").read_bytes())
+    (folder / "alike_sft.jsonl.gz").write_bytes(packed)
 
 
 @pytest.mark.parametrize("method", OWN)

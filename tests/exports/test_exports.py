@@ -31,6 +31,7 @@ from autotrain_mem.settings.knobs import APPLIED
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.support.yaml_files import read_yaml
 from autotrain_mem.types import Hardware, Job, Knobs, Plan, ReservedByMode, Topology
 from autotrain_mem.types.methods_table import METHODS
 from tests.golden import kept
@@ -196,6 +197,13 @@ def test_a_file_that_is_written_is_read_back_as_the_same_settings(tool: str, met
     assert keys(tool, job(method, arguments=read), again) == first
     assert settings["model"] == "Qwen/Qwen3-8B"
     assert (settings.get("dataset") == "org/data") is (tool == "axolotl")
+
+
+def test_a_total_batch_of_axolotl_and_a_number_without_a_point_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("base_model: m\nmicro_batch_size: 2\nbatch_size: 16\nlearning_rate: 2e-4\n")
+    content = read_yaml(str(tmp_path / "a.yaml"), "--config")
+    settings, *_ = read_tool_file(content, "a.yaml", "autofit plan sft", given=(), own=())
+    assert (settings["gradient_accumulation_steps"], settings["learning_rate"]) == (8, 2e-4)
 
 
 MEANS_NOTHING = {

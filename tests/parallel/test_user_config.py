@@ -99,6 +99,8 @@ def test_what_a_file_leads_to_without_being_wrong_is_said() -> None:
     ):
         (said,) = launch(fsdp(version=2, **settings)).warnings
         assert words in said
+    alone = launch({"distributed_type": "NO", "num_processes": 8})  # as in TRL's accelerate_configs/single_gpu.yaml
+    assert (alone.processes, len(alone.warnings)) == (1, 1)
 
 
 ON_HOST = {"activation_checkpointing": True, "activation_checkpointing_offload": True}
@@ -128,7 +130,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing to shard": (fsdp(version=2) | sizes(dp_replicate_size=8), "dp_shard_size"),
     "a key": ({"distributed_type": "NO", "num_proceses": 2}, "num_processes"),
     "one process": (fsdp(version=2) | {"num_processes": 1}, "2 or more"),
-    "NO with many": ({"distributed_type": "NO", "num_processes": 4}, "MULTI_GPU"),
     "a number": ({"distributed_type": "MULTI_GPU", "num_processes": "four"}, "1 or more"),
     "machines": (fsdp(version=2) | {"num_machines": 3}, "24 are 8 on each of 3"),
     "chosen GPUs": (TWO | {"gpu_ids": "2,3"}, "CUDA_VISIBLE_DEVICES=2,3"),
