@@ -34,7 +34,11 @@ _OF_LORA = ("lora_", "use_rslora", "use_dora")
 _TOOLS = {
     "axolotl": ("Axolotl", ("base_model",), "axolotl"),
     "llamafactory": ("LLaMA-Factory", ("stage", "finetuning_type", "cutoff_len"), "llamafactory"),
-    "recipe": ("alignment-handbook, open-r1 or an older TRL", ("dataset_mixer", "dataset_mixture", "dataset_splits"), "tool_keys"),
+    "recipe": (
+        "alignment-handbook, open-r1 or older TRL",
+        ("dataset_mixer", "dataset_mixture", "dataset_splits"),
+        "tool_keys",
+    ),
 }
 """Tool -> its name, keys that only its files have, and the module that reads them. A recipe also has the table's."""
 

@@ -22,8 +22,8 @@ SHARED = (
     "--output_dir trained/{method}"
 )
 OWN = {
-    "sft": "--dataset alike_sft.jsonl.gz --dataset_streaming --max_length 48 --per_device_train_batch_size 4 --use_peft "
-    "--load_in_4bit",
+    "sft": "--dataset alike_sft.jsonl.gz --dataset_streaming --max_length 48 --per_device_train_batch_size 4 "
+    "--use_peft --load_in_4bit",
     "reward": "--dataset alike_pairs.jsonl --per_device_train_batch_size 4",
     "rloo": "--dataset alike_prompts.jsonl --reward_funcs my_rewards.short --max_completion_length 12 "
     "--per_device_train_batch_size 8 --optimizer_offload",
