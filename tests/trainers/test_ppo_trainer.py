@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from datasets import Dataset
 from peft import LoraConfig
 from ppo_runs import ROLLOUT, config, logged, prompts, trainer, weights
@@ -39,6 +40,8 @@ LIBRARIES_LACK = ("deepspeed", "fsdp")
 
 @pytest.fixture
 def build(qwen: Path, tmp_path: Path) -> Build:
+    AcceleratorState._reset_state()  # it keeps the precision of an earlier test's trainer, and refuses another
+
     def build(dataset: Any = None, options: dict[str, Any] | None = None, **changes: Any) -> Any:
         args = config(tmp_path, **{name: changes[name] for name in changes if name not in LIBRARIES_LACK})
         vars(args).update(changes if changes.keys() & LIBRARIES_LACK else {})
