@@ -53,7 +53,7 @@ def kept_inputs(flags: Flags) -> Problems:
 
 
 def accelerator(flags: Flags) -> Problems:
-    """Refuses two keys of accelerate's config that change the planned batch."""
+    """Refuses keys of accelerate's config that change the planned batch or cannot join prompts."""
     if isinstance(config := flags.given.get("accelerator_config"), str):
         # JSON or a file's path (``transformers/training_args.py: __post_init__``); TRL refuses an unreadable one.
         with contextlib.suppress(OSError, ValueError):
@@ -65,6 +65,13 @@ def accelerator(flags: Flags) -> Problems:
             "--accelerator_config split_batches divides --per_device_train_batch_size among the processes: each GPU "
             "would train on fewer rows than planned.",
             "Remove split_batches; --effective_batch_size is the number of rows of a step over all GPUs.",
+        )
+    if config.get("dispatch_batches") and "num_generations" in METHODS[flags.method].knobs:
+        # accelerate/data_loader.py: DataLoaderDispatcher._fetch_batches
+        yield (
+            "--accelerator_config dispatch_batches would fail at the first batch: accelerate cannot join prompts, which "
+            "are text.",
+            "Remove it. Iterable datasets require `dispatch_batches=False`, and TRL sets that itself.",
         )
     if (config.get("gradient_accumulation_kwargs") or {}).get("num_steps") is not None:
         # transformers/trainer.py: create_accelerator_and_postprocess

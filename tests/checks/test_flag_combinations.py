@@ -164,6 +164,9 @@ def test_accelerates_config_is_read_from_json_and_from_a_file(tmp_path: pathlib.
     for given in (text, str(path)):
         (message,) = problems(accelerator_config=given)
         assert "split_batches" in message
+    (message,) = problems("grpo", accelerator_config={"dispatch_batches": True})
+    assert "cannot join prompts" in message
+    assert problems("ppo", accelerator_config={"dispatch_batches": True}) == []
 
 
 @pytest.mark.newest
