@@ -69,8 +69,8 @@ def accelerator(flags: Flags) -> Problems:
     if config.get("dispatch_batches") and "num_generations" in METHODS[flags.method].knobs:
         # accelerate/data_loader.py: DataLoaderDispatcher._fetch_batches
         yield (
-            "--accelerator_config dispatch_batches would fail at the first batch: accelerate cannot join prompts, which "
-            "are text.",
+            "--accelerator_config dispatch_batches would fail at the first batch: accelerate cannot join prompts, "
+            "which are text.",
             "Remove it. Iterable datasets require `dispatch_batches=False`, and TRL sets that itself.",
         )
     if (config.get("gradient_accumulation_kwargs") or {}).get("num_steps") is not None:
