@@ -65,10 +65,7 @@ def workspaces(compute_capability: Capability) -> Workspace:
         _aten.masked_scatter.default: _masked_scatter,
         _aten.masked_scatter_.default: _masked_scatter,
     }
-    # cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize, without CUBLAS_WORKSPACE_CONFIG: Hopper and Blackwell take
-    # 32 MiB; the rest ":4096:2:16:8", two chunks of 4 MiB and eight of 16 KiB.
-    cublas_bytes = 32 << 20 if compute_capability[0] >= 9 else 2 * (4096 << 10) + 8 * (16 << 10)
-    forward, backward = ((Scratch(cublas_bytes, kept_as="cuBLAS workspace"),) for _ in range(2))
+    forward, backward = ((Scratch(cublas_bytes(compute_capability), kept_as="cuBLAS workspace"),) for _ in range(2))
 
     def workspace(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
         if operator in _BY_CUBLAS:
@@ -110,6 +107,12 @@ _THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0)
 _BLOCK_THREADS, _WARP, _WIDEST_VECTOR = 512, 32, 4
 _FEWEST_VALUES, _MOST_VALUES = 16, 256
 _LARGEST_INDEX = 2**31 - 1
+
+
+def cublas_bytes(compute_capability: Capability) -> int:
+    """Returns the bytes of cuBLAS's workspace (``cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize``, without
+    ``CUBLAS_WORKSPACE_CONFIG``): 32 MiB from Hopper on, else ":4096:2:16:8", two chunks of 4 MiB and eight of 16 KiB."""
+    return 32 << 20 if compute_capability[0] >= 9 else 2 * (4096 << 10) + 8 * (16 << 10)
 
 
 def _sum_over(compute_capability: Capability) -> Row:

@@ -254,7 +254,7 @@ def calls(rows: int) -> list[attention_kernels.Inputs]:
 
 def decisions(capability: Capability) -> list[Any]:
     """Returns everything that depends on the capability, except the number of multiprocessors."""
-    found: list[Any] = [workspaces._product_workspaces(capability), not_imitated(capability)]
+    found: list[Any] = [workspaces.cublas_bytes(capability), not_imitated(capability)]
     for inputs in [*calls(1), *calls(300)]:
         mask = torch.empty(2, 1, inputs[0].size(2), inputs[1].size(2), device="meta")
         for bias, dropout, causal in itertools.product((None, mask), (0.0, 0.1), (False, True)):

@@ -274,8 +274,9 @@ def test_a_pair_stays_together_with_its_numbers_and_what_is_not_laid_out_by_rows
     assert parts[1].inputs["temperature"] == 0.5
     laid_out: list[dict[str, Any]] = [{}, {"pixel_values": torch.zeros(2, 3)}, {"table": torch.zeros(5, 3)}]
     assert [piece([2, 3], Layout.ROWS, **more).units for more in laid_out] == [2, 1, 1]
-    with pytest.raises(TypeError, match="without rows"):
-        joined([torch.tensor(1.0), torch.tensor(2.0)], Layout.ROWS)
+    assert joined([torch.tensor(1.0), torch.tensor(2.0)], Layout.ROWS, (0.25, 0.75)) == 1.75
+    with pytest.raises(TypeError, match="of type str"):
+        joined(["one", "two"], Layout.ROWS, (0.5, 0.5))
 
 
 Model = Callable[[str], Path]
