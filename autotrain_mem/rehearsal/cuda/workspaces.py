@@ -111,7 +111,7 @@ _LARGEST_INDEX = 2**31 - 1
 
 def cublas_bytes(compute_capability: Capability) -> int:
     """Returns the bytes of cuBLAS's workspace (``cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize``, without
-    ``CUBLAS_WORKSPACE_CONFIG``): 32 MiB from Hopper on, else ":4096:2:16:8", two chunks of 4 MiB and eight of 16 KiB."""
+    ``CUBLAS_WORKSPACE_CONFIG``): 32 MiB from Hopper on, else two chunks of 4 MiB and eight of 16 KiB."""
     return 32 << 20 if compute_capability[0] >= 9 else 2 * (4096 << 10) + 8 * (16 << 10)
 
 
