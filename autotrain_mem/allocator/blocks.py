@@ -127,7 +127,10 @@ def merge(block: DeviceBlock, neighbour: DeviceBlock) -> None:
     if neighbour.allocated or neighbour.pending_events or neighbour.stream_uses or neighbour.mapped != block.mapped:
         return
     pool = block.pool
-    (pool.remove if neighbour.mapped else pool.remove_unmapped)(neighbour)
+    if neighbour.mapped:
+        pool.remove(neighbour)
+    else:
+        pool.remove_unmapped(neighbour)
     if block.prev is neighbour:
         block.address = neighbour.address
         block.prev = neighbour.prev

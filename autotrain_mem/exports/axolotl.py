@@ -54,7 +54,10 @@ def axolotl(plan: Plan, job: Job) -> str:
     _add_arithmetic(draft)
     _add_sharding(draft)
     _add_schedule(draft)
-    (_add_grpo if draft.job.is_online else _add_loss)(draft)
+    if draft.job.is_online:
+        _add_grpo(draft)
+    else:
+        _add_loss(draft)
     asked = draft.settings.get("report_to") or []
     trackers = [asked] if isinstance(asked, str) else list(asked)
     reporters = {key.trl: key.name for key in keys_of("axolotl") if key.kind == "report"}

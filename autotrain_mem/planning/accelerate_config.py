@@ -47,6 +47,8 @@ def with_accelerate(request: RunRequest) -> RunRequest:
     if str(content.get("distributed_type")) == "DEEPSPEED":
         return _with_zero(request, content, launch, gpus=gpus)
     sharding = launch.sharding if processes > 1 else None
+    # A number that distributed_type NO ignores stays as it is, so that launch_warnings can say so.
+    written = content.get("num_processes", 1) if launch.processes == 1 else processes
     # The config also decides knobs without a flag, and offloading even if it is off.
     pins: dict[str, Any] = {"fsdp_offload_params": launch.fsdp_offload_params}
     if launch.dp_replicate_size is not None:
@@ -54,7 +56,7 @@ def with_accelerate(request: RunRequest) -> RunRequest:
     pins |= {name: size for name in SHARE_TOKENS if (size := getattr(launch, name)) > 1}
     return replace(
         request,
-        accelerate={**content, "num_processes": processes},
+        accelerate={**content, "num_processes": written},
         autofit=replace(autofit, gpus=gpus, nodes=launch.nodes, sharding=sharding),
         pins=pins if sharding else {},
         config={**request.config, **_trl_arguments(request, launch)},

@@ -75,6 +75,9 @@ def test_a_file_says_how_processes_are_launched(tmp_path: Path) -> None:
         assert read.job({}).accelerate == read.accelerate
         assert launch_warnings(request(path)) == ()
         assert ("SHARDED_STATE_DICT" in " ".join(launch_warnings(read))) is (config is RECOMPUTES)
+    path.write_text("distributed_type: 'NO'\nnum_processes: 8\n", encoding="utf-8")
+    alone = with_accelerate(request(path))
+    assert (alone.autofit.gpus, len(launch_warnings(alone))) == (1, 1)
 
 
 def test_flags_that_contradict_it_are_named() -> None:
