@@ -204,8 +204,7 @@ def plan(
         subject, found = searched_with_images(subject, on_attempt)
         chosen = make_plan(subject, found, seconds=time.perf_counter() - started)
     warnings = check_room(checked, rehearsals, chosen.estimate, chosen.optimizer_steps)
-    if to_train:
-        keep_for_report(subject, chosen)
+    keep_for_report(subject, chosen, earlier)
     return replace(chosen, warnings=(*map(str, warnings), *chosen.warnings))
 
 

@@ -1,6 +1,5 @@
 """Finds the peaks of a trace and the owners of the memory, also over the course of the run."""
 
-import heapq
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -135,23 +134,29 @@ def make_timeline(trace: Trace, room: DeviceCapacity, *, grows: bool, name: str,
         chosen.add(max(stretch, key=reserved.__getitem__))
     shown = sorted(chosen)
     columns: dict[Owner, list[int]] = {owner: [] for owner in STACKED}
-    held: dict[tuple[Owner, str], int] = {}
-    largest: list[list[tuple[int, tuple[Owner, str]]]] = []
+    numbers: dict[tuple[Owner, str], int] = {}
+    number_of = [numbers.setdefault((block.owner, block.module), len(numbers)) for block in trace.blocks]
+    keys, sizes = [*numbers], [round_size(block.size_bytes) for block in trace.blocks]
+    place_of = [STACKED.index(owner) for owner, _ in keys]
+    totals, held, largest = [0] * len(STACKED), [0] * len(keys), []
+    large: set[int] = set()
+    floor, most = 0, HOLDERS  # ``large`` holds at least the largest holders: those of more than ``floor`` bytes
     points = set(shown)
     for index, event in enumerate(trace.events):
         if event != CACHE_EMPTIED:
-            block = trace.blocks[abs(event) - 1]
-            key = block.owner, block.module
-            held[key] = held.get(key, 0) + round_size(block.size_bytes) * (1 if event > 0 else -1)
-            if not held[key]:
-                del held[key]
+            block = abs(event) - 1
+            number, change = number_of[block], sizes[block] if event > 0 else -sizes[block]
+            totals[place_of[number]] += change
+            held[number] += change
+            (large.add if held[number] > floor else large.discard)(number)
         if index in points:
-            totals = dict.fromkeys(STACKED, 0)
-            for (owner, _), size_bytes in held.items():
-                totals[owner] += size_bytes
-            for owner, column in columns.items():
-                column.append(totals[owner])
-            largest.append(heapq.nsmallest(HOLDERS, ((-size_bytes, key) for key, size_bytes in held.items())))
+            for column, total in zip(columns.values(), totals, strict=True):
+                column.append(total)
+            if not HOLDERS <= len(large) <= most:
+                floor = max(0, sorted(held)[-2 * HOLDERS :][0] - 1)
+                large = {number for number, size in enumerate(held) if size > floor}
+                most = 2 * len(large)
+            largest.append(sorted((-held[number], keys[number]) for number in large)[:HOLDERS])
     owners = {owner: tuple(column) for owner, column in columns.items() if any(column)}
     owner_numbers = {owner: number for number, owner in enumerate(owners)}
     modules = sorted({module for point in largest for _, (_, module) in point})

@@ -221,7 +221,7 @@ class Predictions:
                 (trace,) = self._of_copies({knobs: depths}, tokens)
             if trace is None:
                 (trace,) = self._subject.workers.map([partial(self._trace, knobs, tokens=tokens)])
-            self.remember(knobs, tokens, trace)
+        self.remember(knobs, tokens, trace)
         return trace
 
     def remember(self, knobs: Knobs, tokens: int, trace: Trace) -> None:

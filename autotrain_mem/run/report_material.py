@@ -8,9 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.allocator.settings import environment_settings
 from autotrain_mem.estimator.memory import make_timeline
-from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.planning.kept_answers import job_key
 from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.report.formatting import command_of
@@ -23,26 +21,25 @@ from autotrain_mem.support.files import OUTPUT_FOLDER, check_replaceable, read_o
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import KIB
 from autotrain_mem.types import PLAN_NAME, RUN_NAME, DataProfile, Material, Page, Plan, Report, Timeline
+from autotrain_mem.types.hardware import kernel_class
 
 _TIMELINE, _ROWS = "timeline", "row lengths"
 """The kinds of cache entries for a plan's report."""
 
 
-def keep_for_report(subject: Subject, plan: Plan) -> None:
-    """Caches the parts of a report that the plan's file lacks, and discards the traces of the rehearsals."""
+def keep_for_report(subject: Subject, plan: Plan, earlier: Plan | None = None) -> None:
+    """Caches the parts of a report that the plan's file lacks, and discards the traces of the rehearsals. ``earlier``:
+    the plan that was followed, whose timeline holds if it was not rehearsed again."""
     key, store = _key(plan), subject.footprint_store
     trace = subject.traces.get(subject.trace_key(plan.knobs, plan.row_tokens))
-    if trace is not None and store.get(_TIMELINE, key) is None:
-        estimate = plan.estimate
-        room = DeviceCapacity(
-            capacity_bytes=estimate.reservable_bytes,
-            total_bytes=estimate.hardware.total_bytes,
-            settings=environment_settings(plan.job.environment),
-            caches=estimate.hardware.origin != "cpu",
-        )
-        ranks = "" if plan.knobs.processes == 1 else " of rank 0, representative of all ranks"
-        timeline = make_timeline(trace, room, grows=estimate.grows, name=f"rehearsed step{ranks}")
-        store.put(_TIMELINE, key, codec.to_json(timeline))
+    if store.get(_TIMELINE, key) is None:
+        drawn = None if earlier is None else store.get(_TIMELINE, _key(earlier))
+        if trace is not None:
+            ranks = "" if plan.knobs.processes == 1 else " of rank 0, representative of all ranks"
+            room, name = subject.endless_room, f"rehearsed step{ranks}"
+            drawn = codec.to_json(make_timeline(trace, room, grows=plan.estimate.grows, name=name))
+        if drawn is not None:
+            store.put(_TIMELINE, key, drawn)
     if subject.lengths.profile is not None:
         store.put(_ROWS, key, codec.to_json(subject.lengths.profile))
     subject.traces.clear()
@@ -59,9 +56,11 @@ def material_of(path: str | Path, store: Store) -> Material:
         known = {name: value for name, value in values.items() if name not in ("versions", "job", "experience")}
         report = codec.from_json(Report, known)
     drawn, rows = (store.get(kind, _key(plan)) for kind in (_TIMELINE, _ROWS))
-    if drawn is None:
-        not_shown.append("The memory timeline of the rehearsed step and the row lengths are not cached: plan again.")
-    else:  # a probe may have changed the budget since
+    missing = ["the memory timeline of the rehearsed step"] if drawn is None else []
+    missing += ["the row lengths"] if rows is None and plan.data is not None else []
+    if missing:
+        not_shown.append(f"Not in the cache, so not shown: {' and '.join(missing)}. Plan again with an empty cache.")
+    if drawn is not None:  # the key has no card, so that all cards with the same kernels share a timeline
         timeline = replace(codec.from_json(Timeline, drawn), budget_bytes=plan.estimate.reservable_bytes)
     if is_run and report is None:
         not_shown.append("The run's final measurements are missing, since it has not ended or was killed.")
@@ -88,8 +87,7 @@ def _key(plan: Plan) -> dict[str, Any]:
         "model": plan.model_digest,
         "knobs": codec.to_json(plan.knobs.as_rehearsed()),
         "tokens": plan.row_tokens,
-        "card": plan.estimate.hardware.name,
-        "memory": plan.estimate.hardware.total_bytes,
+        "kernels": kernel_class(plan.estimate.hardware.capability),
         "allocator": plan.allocator,
         "versions": dict(plan.versions),
     }

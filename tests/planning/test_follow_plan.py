@@ -14,6 +14,7 @@ from autotrain_mem.planning.kept_answers import NOWHERE, job_key
 from autotrain_mem.planning.plan import NOT_MODELLED, machine_warnings
 from autotrain_mem.planning.read_request import with_plan
 from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.run.report_material import material_of
 from autotrain_mem.support.errors import AutofitError, DoesNotFitError, UsageError
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import GIB, MIB
@@ -215,6 +216,21 @@ def test_only_what_moves_bytes_is_part_of_a_kept_rehearsals_key(tmp_path: Path) 
     kept = rehearsals(counting(), store=Store(tmp_path))
     assert kept.footprint_store is kept.store
     assert replace(kept, job=asking(trust_remote_code=True)).footprint_store is NOWHERE, "its code may change unseen"
+
+
+def test_a_report_draws_the_step_of_every_plan_new_cached_followed_or_for_a_like_card(tmp_path: Path) -> None:
+    store, file = Store(tmp_path / "cache"), tmp_path / "plan.json"
+    first, like = made(store=store), replace(LARGE, name="like", total_bytes=LARGE.total_bytes + GIB)
+    with_data = followed(first, replace(JOB, dataset="d"), worker=counting(200), store=store)
+    for plan in (first, made(store=store), made(card=like, store=store), with_data):
+        plan.save(file)
+        found = material_of(file, store)
+        assert (found.timeline is not None, found.profile is not None, found.not_shown) == (True, bool(plan.data), ())
+    lacking = ("the memory timeline of the rehearsed step", "the row lengths")
+    for plan, missing in ((first, lacking[0]), (with_data, " and ".join(lacking))):
+        plan.save(file)
+        (said,) = material_of(file, NOWHERE).not_shown
+        assert said == f"Not in the cache, so not shown: {missing}. Plan again with an empty cache."
 
 
 SPLIT = {"max_length": 512, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
