@@ -1,6 +1,7 @@
 """Makes the consoles for all output, and their progress lines."""
 
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from importlib import import_module
@@ -144,8 +145,12 @@ class TrainingProgress:
             say(self._console, f"step {step}/{self._total_steps}  {facts}".rstrip())
 
 
+REPEAT_SECONDS = 5.0
+
+
 class LiveLine(Progress):
-    """Redraws one line in place on a terminal (with seconds) or in a notebook; prints nothing elsewhere."""
+    """Redraws one line in place on a terminal (with seconds) or in a notebook; elsewhere it prints the line with the
+    seconds so far every :data:`REPEAT_SECONDS`."""
 
     def __init__(self, console: Console, text: str = "") -> None:
         cut = Column(no_wrap=True, overflow="crop", ratio=1)  # a line that wraps flickers when it is redrawn
@@ -156,6 +161,19 @@ class LiveLine(Progress):
         self._line = self.add_task(text)
         self._output: Any = None
         self.show(text)
+        self._in_lines = self.disable and not console.is_jupyter
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Shows the line."""
+        super().start()
+        if self._in_lines:
+            threading.Thread(target=self._repeat, daemon=True).start()
+
+    def _repeat(self) -> None:
+        began = time.monotonic()
+        while not self._stopped.wait(REPEAT_SECONDS):
+            say(self.console, f"{self.tasks[0].description} ({duration(time.monotonic() - began)})")
 
     def show(self, text: str) -> None:
         """Shows another text, cropped at the terminal's width."""
@@ -168,6 +186,7 @@ class LiveLine(Progress):
 
     def stop(self) -> None:
         """Removes the line."""
+        self._stopped.set()
         super().stop()
         self.show("")
 
@@ -178,10 +197,10 @@ class LiveLine(Progress):
 
 
 class SearchProgress(LiveLine):
-    """Shows the last rehearsal; prints a line for each where no line can be redrawn."""
+    """Shows the last rehearsal, or prints a line for each."""
 
     def __init__(self, console: Console, job: Job, defaults: Knobs) -> None:
-        super().__init__(console, "rehearsing")
+        super().__init__(console, "planning")
         self._job, self._defaults = job, defaults
         self._asked: Knobs | None = None
         self._tried = 0
@@ -194,16 +213,17 @@ class SearchProgress(LiveLine):
         changed = formatting.attempt(attempt, self._asked, has_copies=self._has_copies)
         settings = f"micro-batch {attempt.knobs.per_device_train_batch_size}, {changed}"
         outcome = f"needs {format_bytes(attempt.required_bytes)}, {'fits' if attempt.fits else 'does not fit'}"
-        self.show(f"rehearsing, {self._tried} tried: {outcome}: {settings}")
-        if self.disable and not self.console.is_jupyter:
+        last = "" if self._in_lines else f": {outcome}: {settings}"
+        self.show(f"rehearsing, {self._tried} tried{last}")
+        if self._in_lines:
             say(self.console, f"rehearsing: {settings} ... {outcome}")
 
 
 class CardsProgress(LiveLine):
-    """Shows the card being planned for; prints a line for each where no line can be redrawn."""
+    """Shows the card being planned for, or prints a line for each."""
 
     def __init__(self, console: Console, count: int) -> None:
-        super().__init__(console)
+        super().__init__(console, "planning")
         self._count = count
         self._seen: list[str] = []
 
@@ -213,7 +233,7 @@ class CardsProgress(LiveLine):
             self._seen.append(name)
         line = f"card {self._seen.index(name) + 1} of {self._count}: {name}"
         self.show(f"{line}, {formatting.batch(attempt.knobs)}")
-        if self.disable and not self.console.is_jupyter and is_new:
+        if self._in_lines and is_new:
             say(self.console, line)
 
 

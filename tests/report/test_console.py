@@ -7,6 +7,7 @@ import contextlib
 import io
 import re
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -320,16 +321,28 @@ def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal() -> None
     assert lines[4].endswith(", LoRA, bfloat16, whole model ... needs 8.51 GiB, fits")
 
 
+def test_without_a_terminal_a_search_says_again_and_again_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "REPEAT_SECONDS", 0.01)
+    console, file = console_of()
+    with SearchProgress(console, PLAN.job, PLAN.defaults) as progress:
+        progress.counting(Counting(done=5, rows=10, doing="Tokenizing"))
+        for _ in range(1000):
+            if file.getvalue().count("counting tokens: 5 of 10 rows, tokenizing (") > 1:
+                return
+            time.sleep(0.01)
+    pytest.fail(file.getvalue())
+
+
 def test_a_search_in_a_notebook_shows_one_line_that_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = Mock()
     monkeypatch.setitem(sys.modules, "IPython.display", notebook)
     for quiet in (True, False):
         with SearchProgress(Console(force_jupyter=True, quiet=quiet), PLAN.job, PLAN.defaults) as progress:
             progress.tried(PLAN.attempts[2])
-    notebook.display.assert_called_once_with({"text/plain": "rehearsing"}, raw=True, display_id=True)
+    notebook.display.assert_called_once_with({"text/plain": "planning"}, raw=True, display_id=True)
     shown = [call.args[0]["text/plain"] for call in notebook.display().update.call_args_list]
     assert shown[1].startswith("rehearsing, 1 tried: needs 14.7 GiB, does not fit: micro-batch 8")
-    assert (shown[0], shown[2:]) == ("rehearsing", [""])
+    assert (shown[0], shown[2:]) == ("planning", [""])
 
 
 def train(console: Console, patch: pytest.MonkeyPatch, total: int, steps: Iterable[int], **logs: float) -> None:
