@@ -95,6 +95,21 @@ class Pool:
         index = bisect_left(keys, size << ADDRESS_BITS)
         return self._by_key[keys[index]] if index < len(keys) else None
 
+    def free_sizes(self, stream: int) -> list[int]:
+        """Lists the bytes of a stream's free blocks, ascending."""
+        return [key >> ADDRESS_BITS for key in self._keys.get(stream, ())]
+
+    def has_room(self, size: int, surplus: int, stream: int) -> bool:
+        """Returns whether the free blocks of at least this size have at least ``surplus`` bytes beyond it, in total."""
+        smallest = size << ADDRESS_BITS
+        for key in reversed(self._keys.get(stream, ())):
+            if key < smallest:
+                return False
+            surplus -= (key >> ADDRESS_BITS) - size
+            if surplus <= 0:
+                return True
+        return False
+
     def from_size(self, size: int, stream: int) -> Iterator[DeviceBlock]:
         """Yields the free blocks of a stream with at least this size, smallest first."""
         keys = self._keys.get(stream, [])

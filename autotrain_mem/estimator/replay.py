@@ -1,5 +1,6 @@
 """Replays a trace through the simulated allocator to find the reserved bytes."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -8,7 +9,8 @@ from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.allocator.segments import OnAction
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
-from autotrain_mem.types import CACHE_EMPTIED, ReservedEstimate, Trace
+from autotrain_mem.estimator.decode_steps import SkippedSteps, skipped_steps
+from autotrain_mem.types import CACHE_EMPTIED, ReservedEstimate, StreamUse, Trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,8 +103,8 @@ class Replay:
         self, trace: Trace, settings: AllocatorSettings, room: DeviceCapacity, *, on_action: OnAction | None = None
     ) -> None:
         self._trace = trace
-        self._requests = [(block.size_bytes, block.stream) for block in trace.blocks]
-        self._addresses = [0] * len(trace.blocks)
+        self.requests = [(block.size_bytes, block.stream) for block in trace.blocks]
+        self.addresses = [0] * len(trace.blocks)
         self.allocator = CachingAllocator(
             room.capacity_bytes, settings, total_bytes=room.total_bytes, on_action=on_action
         )
@@ -123,14 +125,21 @@ class Replay:
     def run(self, events: Iterable[int] | None = None) -> None:
         """Replays all events. A caller can pass its own iterator over the trace's events, to act between them."""
         coming, passed = iter(self._trace.events if events is None else events), 0
-        for use in self._trace.stream_uses:
-            self._play(islice(coming, use.event - passed))
-            passed = use.event
-            self.allocator.record_stream(self._addresses[use.block - 1], use.stream)
+        acts: list[StreamUse | SkippedSteps] = [*self._trace.stream_uses, *skipped_steps(self._trace)]
+        for act in sorted(acts, key=lambda act: act.event if isinstance(act, StreamUse) else act.start):
+            if isinstance(act, StreamUse):
+                self._play(islice(coming, act.event - passed))
+                passed = act.event
+                self.allocator.record_stream(self.addresses[act.block - 1], act.stream)
+            else:
+                self._play(islice(coming, act.start - passed))
+                deque(islice(coming, act.stop - act.start), maxlen=0)
+                passed = act.stop
+                self._play(act.events(self))
         self._play(coming)
 
     def _play(self, events: Iterable[int]) -> None:
-        allocator, addresses, requests = self.allocator, self._addresses, self._requests
+        allocator, addresses, requests = self.allocator, self.addresses, self.requests
         malloc, free = allocator.malloc, allocator.free
         peak, has_other_streams = allocator.peak_reserved_bytes, bool(self._trace.stream_uses)
         for event in events:

@@ -1,7 +1,8 @@
-"""Rehearses the prefill and the last decode step of ``generate()``, and skips the steps in between.
+"""Rehearses the prefill, the first and the last decode steps of ``generate()``, and skips the steps in between.
 
 Hundreds of decode steps on fake tensors take minutes, and the last one allocates the most: the KV cache only grows.
-After the first token, the loop's state jumps to just before the last token; ``skipped_decode_steps`` writes the rest.
+After the first decode step, the loop's state jumps to just before the last ones. The recorder gets a mark at the start
+of each step, from which ``estimator/decode_steps.py`` derives the steps in between.
 
 The first completion has the maximum length and the others are one token shorter, so that batches are as large as
 possible and need a mask.
@@ -9,7 +10,6 @@ possible and need a mask.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -23,8 +23,6 @@ from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
 from autotrain_mem.rehearsal.known_values import know, known_value, real_tensors
 from autotrain_mem.rehearsal.trace.flops import Mark
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.rehearsal.trace.skipped_decode_steps import Budget, GrowingState, Jump, write_skipped_steps
-from autotrain_mem.rehearsal.truncated_depth import whole_depth
 from autotrain_mem.support.errors import UsageError
 
 _DYNAMIC, _SLIDING, _STATIC, _STATIC_SLIDING, _CONSTANT = (
@@ -42,18 +40,23 @@ _GROWABLE = _DYNAMIC | _SLIDING | _STATIC | _STATIC_SLIDING | _CONSTANT
 other cache layer, every step is rehearsed, which is slow but correct."""
 
 
+def last_steps(length: int) -> int:
+    """Returns how many decode steps to rehearse at the end of rows of this length. The first two have the same events:
+    only every eighth step does not pad its attention mask (``cuda/attention.py``), and the last one fills a static
+    cache."""
+    return next(steps for steps in (3, 4, 5) if 0 not in ((length - steps) % 8, (length - steps + 1) % 8))
+
+
 @contextmanager
 def generation_by_its_ends(recorder: Recorder | None = None) -> Iterator[None]:
-    """Within the block, ``generate()`` on fake tensors runs only its first and last step.
+    """Within the block, ``generate()`` on fake tensors runs only its first and last steps.
 
     Its result has full length: the prompt with its known values, then an ordinary token at each position; all rows but
-    the first end with an end token and padding. Requested scores and logits exist for every token. The steps in between
-    are written into the recorder.
+    the first end with an end token and padding. Requested scores and logits exist for every token.
 
     Raises UsageError for beam search and assisted generation, whose steps depend on the model's outputs.
     """
     sample = GenerationMixin._sample
-    record = None if recorder is None else _Record(recorder)
 
     def sample_by_its_ends(
         model: Any,
@@ -65,7 +68,7 @@ def generation_by_its_ends(recorder: Recorder | None = None) -> Iterator[None]:
     ) -> Any:
         if not isinstance(input_ids, FakeTensor):
             return sample(model, input_ids, logits_processor, stopping_criteria, generation_config, **more)
-        ends = _Ends(input_ids, generation_config, model.config, record, scores_are_logits=not logits_processor)
+        ends = _Ends(input_ids, generation_config, model.config, recorder, scores_are_logits=not logits_processor)
         with ends.watching(model):
             criteria = _Watched(stopping_criteria, ends.sampled)
             result = sample(model, input_ids, logits_processor, criteria, generation_config, **more)
@@ -109,28 +112,36 @@ class _Watched(StoppingCriteriaList):  # type: ignore[misc]  # transformers is u
 class _Ends:
     """Follows one sampling loop, and skips its middle steps.
 
-    At the start of the second iteration, when the prefill's logits are already free, it changes the loop's ids, masks
-    and cache in place. All other tensors of the loop keep their lifetimes.
+    At the start of the second decode step, it changes the loop's ids, masks and cache in place, each in the order in
+    which a step replaces them. All other tensors of the loop keep their lifetimes.
     """
 
     def __init__(
-        self, prompt: torch.Tensor, config: Any, model_config: Any, record: "_Record | None", *, scores_are_logits: bool
+        self,
+        prompt: torch.Tensor,
+        config: Any,
+        model_config: Any,
+        recorder: Recorder | None,
+        *,
+        scores_are_logits: bool,
     ) -> None:
         self._prompt = known_value(prompt)
         self._prompt_length = prompt.shape[1]
         self._config = config
-        self._record = record
+        self._recorder = recorder
         self._scores_are_logits = scores_are_logits
         self._token = _ordinary_token(config, model_config.get_text_config(decoder=True).vocab_size)
         self._end = end_of_sequence(config)
-        between = config.max_length - self._prompt_length - 2
+        between = config.max_length - self._prompt_length - 2 - last_steps(config.max_length)
         records_more = config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states)
         self._to_skip = 0 if records_more else max(between, 0)
         self._ids: torch.Tensor | None = None
         self._model_kwargs: dict[str, Any] = {}
         self._vocabulary = 0
-        self._layers = whole_depth(model_config)
         self._skipped: dict[str, tuple[torch.Tensor, ...]] = {}
+        self._unworked: range = range(0)
+        """The lengths of the KV cache in the skipped steps, whose work is not yet counted."""
+        self._work: Mark = {}
 
     def watching(self, model: Any) -> AbstractContextManager[Any]:
         """Wraps two methods of the model that the loop calls, to read and change the loop's state."""
@@ -143,10 +154,12 @@ class _Ends:
             return self._model_kwargs
 
         def watched_head(*args: Any, **kwargs: Any) -> Any:
-            if self._ids is not None and self._to_skip and _can_grow(self._model_kwargs.get("past_key_values")):
-                self._jump(update)
-            elif self._ids is not None and self._record is not None:
-                self._record.write(self._states())
+            if self._ids is not None:
+                self._mark(self._ids)
+                has_stepped = self._ids.shape[1] == self._prompt_length + 2
+                if self._to_skip and has_stepped and _can_grow(self._model_kwargs.get("past_key_values")):
+                    self._jump(update)
+                    self._mark(self._ids)
             self._ids, self._model_kwargs = None, {}
             return has_unfinished(*args, **kwargs)
 
@@ -161,12 +174,22 @@ class _Ends:
         with real_tensors():
             know(done, torch.full(done.shape, ids.shape[1] >= self._config.max_length))
 
+    def _mark(self, ids: torch.Tensor) -> None:
+        """Marks the start of a decode step; after the last one, counts the work of the skipped steps."""
+        if self._recorder is None:
+            return
+        tokens, work, skipped = ids.shape[1], self._recorder.work, self._unworked
+        self._recorder.ledger.mark(tokens)
+        if skipped and tokens >= self._config.max_length:
+            mean_length = (skipped[0] + skipped[-1]) / 2
+            work.repeat(self._work, len(skipped), longest=tokens - 1, mean_length=mean_length)
+        self._work = work.mark()
+
     def _jump(self, update: Callable[..., Any]) -> None:
-        """Moves the loop's state from after the first token to before the last token."""
+        """Moves the loop's state from after the first decode step to before the last ones."""
         assert self._ids is not None
         skip, self._to_skip = self._to_skip, 0
-        if self._record is not None:
-            self._record.begin(self._states(), skip, self._layers)
+        self._unworked = range(self._ids.shape[1], self._ids.shape[1] + skip)
         cache = self._model_kwargs.get("past_key_values")
         for layer in cache.layers if cache is not None else ():
             _grow(layer, skip)
@@ -181,25 +204,6 @@ class _Ends:
                 self._skipped[name] = self._skipped["scores"]
             else:  # float32, as in real decode steps
                 self._skipped[name] = tuple(torch.empty(rows, self._vocabulary) for _ in range(skip))
-        if self._record is not None:
-            self._record.end(self._states())
-
-    def _states(self) -> "dict[str, _Growing]":
-        """Returns the tensors that grow with each step, by name."""
-        named = {"input_ids": self._ids, **self._model_kwargs}
-        states = {
-            name: _Growing(tensor, tensor.shape[-1])
-            for name, tensor in named.items()
-            if isinstance(tensor, torch.Tensor) and tensor.dim()
-        }
-        cache = self._model_kwargs.get("past_key_values")
-        for index, layer in enumerate(cache.layers if cache is not None else ()):
-            if type(layer) in _DYNAMIC | _SLIDING and layer.is_initialized:
-                tokens = getattr(layer, "cumulative_length", layer.keys.shape[-2])
-                window = layer.sliding_window if type(layer) in _SLIDING else None
-                states[f"keys {index}"] = _Growing(layer.keys, tokens, window)
-                states[f"values {index}"] = _Growing(layer.values, tokens, window)
-        return states
 
     def _know_ids(self, ids: torch.Tensor) -> None:
         if self._prompt is None:
@@ -218,65 +222,6 @@ class _Ends:
             result[name] = (first, *skipped, *last)
         self._skipped = {}
         return result
-
-
-@dataclass(frozen=True, slots=True)
-class _Growing:
-    """Describes a tensor that grows by a token with each step, up to a window."""
-
-    tensor: torch.Tensor
-    tokens: int
-    window: int | None = None
-
-    def lengths(self, steps: int) -> tuple[int, ...]:
-        window = self.window or self.tokens + steps
-        return tuple(min(self.tokens + step, window) for step in range(1, steps + 1))
-
-
-class _Record:
-    """Writes the skipped steps into the recorder, modelled on the last step."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._budget: Budget | None = None
-        self._start = self._stop = 0
-        self._blocks: dict[str, tuple[int | None, ...]] = {}
-        self._lengths: dict[str, tuple[int, ...]] = {}
-        self._work: Mark = {}
-
-    def begin(self, states: dict[str, _Growing], steps: int, layers: int) -> None:
-        """Marks the start of the skipped steps; ``layers`` is the depth of the whole model."""
-        self._budget = self._budget or Budget(layers=layers)
-        self._start = len(self._recorder.ledger.events)
-        self._blocks = {name: (self._recorder.block_of(state.tensor),) for name, state in states.items()}
-        self._lengths = {name: state.lengths(steps) for name, state in states.items()}
-
-    def end(self, states: dict[str, _Growing]) -> None:
-        """Marks the end of the skipped steps, before the last step."""
-        self._stop = len(self._recorder.ledger.events)
-        self._work = self._recorder.work.mark()
-        self._add(states)
-
-    def write(self, states: dict[str, _Growing]) -> None:
-        """Writes the skipped steps after the last step has run."""
-        if not self._lengths or self._budget is None:
-            return
-        self._add(states)
-        grown = tuple(
-            GrowingState(before_jump=before, after_jump=ahead, after_last=after, lengths=self._lengths[name])
-            for name, (before, ahead, after) in self._blocks.items()
-            if before is not None and ahead is not None and after is not None
-        )
-        steps = len(next(iter(self._lengths.values())))
-        jump = Jump(start=self._start, stop=self._stop, states=grown, steps=steps)
-        write_skipped_steps(self._recorder.ledger, jump, self._budget)
-        whole = max(self._lengths.values(), key=max)
-        self._recorder.work.repeat(self._work, steps, longest=whole[-1] + 1, mean_length=(whole[0] + whole[-1]) / 2)
-        self._lengths = {}
-
-    def _add(self, states: dict[str, _Growing]) -> None:
-        blocks = {name: self._recorder.block_of(state.tensor) for name, state in states.items()}
-        self._blocks = {name: (*known, blocks.get(name)) for name, known in self._blocks.items()}
 
 
 def _ordinary_token(config: Any, vocabulary: int) -> int:
@@ -310,7 +255,8 @@ def _grow(layer: Any, tokens: int) -> None:
         return  # this layer uses another layer's keys and values
     if kind in _DYNAMIC:
         length = layer.keys.shape[-2] + tokens
-        layer.keys, layer.values = _longer(layer.keys, length), _longer(layer.values, length)
+        layer.keys = _longer(layer.keys, length)
+        layer.values = _longer(layer.values, length)
     elif kind in _SLIDING:
         layer.cumulative_length += tokens
         # ``DynamicSlidingWindowLayer.update`` keeps a view of the last window - 1 tokens of the concatenated tensor.

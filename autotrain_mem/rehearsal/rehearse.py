@@ -193,8 +193,6 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         "padded. A loss that drops padding (TRL 1.16) needs up to 1 / max_completion_length more": (
             knobs.num_generations is not None
         ),
-        "fragmentation by the growing KV cache: up to 2 % of reserved memory (the decode steps before the last one are "
-        "not rehearsed; they allocate less than it)": knobs.sampled_tokens and not given.get("use_vllm"),
         "the shard of one weight at a time, which is copied from host memory when weights are sent to vLLM": (
             given.get("use_vllm") and knobs.fsdp_offload_params
         ),

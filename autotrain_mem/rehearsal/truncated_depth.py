@@ -23,15 +23,6 @@ from autotrain_mem.types import Job, LayerPattern
 
 MOST_KINDS = 4
 """The longest period of layer kinds worth shortening: two copies of a longer period can be half of the model."""
-WHOLE = "autofit_whole_depth"
-"""Attribute of a shortened config: the number of layers of the original model."""
-
-
-def whole_depth(config: Any) -> int:
-    """Returns the number of layers of a language model, or of the model that it was shortened from."""
-    text = config.get_text_config(decoder=True)
-    marked = getattr(text, WHOLE, None)
-    return int(text.num_hidden_layers if marked is None else marked)
 
 
 @contextmanager
@@ -66,7 +57,6 @@ def shorten(config: Any, layers: int) -> None:
     for name, value in vars(text).items():
         if isinstance(value, list) and len(value) == whole and whole > layers:
             setattr(text, name, value[:layers])
-    setattr(text, WHOLE, whole_depth(config))
     text.num_hidden_layers = min(whole, layers)
 
 

@@ -82,7 +82,7 @@ class _Engine:
 def _mark(mark: EngineMark) -> None:
     """Records an event of the engine if a recorder is active; none is while the trainer is built."""
     if recorder := current_recorder():
-        recorder.ledger.mark_engine(mark)
+        recorder.ledger.mark(mark)
 
 
 class _Client:

@@ -161,8 +161,8 @@ class Trace(RunFacts):
     """Holds every allocation and free of one run, in order.
 
     In ``events``, ``+n`` is the allocation and ``-n`` the free of ``blocks[n - 1]``; ``0`` is ``CACHE_EMPTIED``.
-    A resized storage is freed and allocated again as a new block. A freed block can be allocated again: the skipped
-    steps of a generation repeat a recorded one. ``phase_starts`` lists (index of the phase's first event, phase).
+    A resized storage is freed and allocated again as a new block. ``phase_starts`` lists (index of the phase's first
+    event, phase).
     """
 
     blocks: tuple[Block, ...]
@@ -180,13 +180,15 @@ class Trace(RunFacts):
     """The real numbers of chunks of all losses that were rehearsed with fewer chunks, without duplicates."""
     loss_passes: tuple[LossPass, ...] = ()
     """The passes over the chunks of losses, in order; empty if the trace was extrapolated."""
-    engine_marks: tuple[tuple[int, EngineMark], ...] = ()
-    """Pairs of the next event's index and what a colocated engine does; empty if the engine never sleeps."""
+    marks: tuple[tuple[int, EngineMark | int], ...] = ()
+    """Pairs of the next event's index and what begins: a change of a colocated engine, or a decode step of
+    ``generate()``, as the number of tokens that its rows have. Between two marks whose tokens differ by more than one,
+    the events replace skipped decode steps (``estimator/decode_steps.py``)."""
 
     def awake(self) -> Iterator[range]:
         """Yields the ranges of event indices in which a colocated engine is awake. It is asleep at the start."""
         began: int | None = None
-        for index, mark in self.engine_marks:
+        for index, mark in self.marks:
             if mark is EngineMark.WAKES and began is None:
                 began = index
             elif mark is EngineMark.SLEEPS and began is not None:

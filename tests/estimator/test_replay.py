@@ -13,10 +13,11 @@ from mixed_runs import LONGEST, SHORTER, rehearsed
 from nouns import TRL_DEFAULTS
 from traces import block, run_of, trace, traces
 
-from autotrain_mem.allocator.blocks import round_size
+from autotrain_mem.allocator.blocks import SMALL_BYTES, round_size
 from autotrain_mem.allocator.settings import AllocatorSettings, parse_settings
 from autotrain_mem.allocator.simulator import CachingAllocator
-from autotrain_mem.estimator.memory import HOLDERS, LARGEST_MODULES, estimate_memory, make_timeline
+from autotrain_mem.estimator.decode_steps import Stretch
+from autotrain_mem.estimator.memory import HOLDERS, LARGEST_MODULES, alive_after, estimate_memory, make_timeline
 from autotrain_mem.estimator.mixed_steps import drawn_batches, mixed_lengths, reserved_after
 from autotrain_mem.estimator.replay import DeviceCapacity, reserve
 from autotrain_mem.estimator.step_parts import UnclearStepsError, step_parts
@@ -38,9 +39,8 @@ def room(capacity_mib: int | None = None, settings: str = "", total_mib: int | N
 native = partial(reserve, grows=False)
 
 
-@given(LARGE_RUNS, st.booleans(), st.sampled_from(("", "max_split_size_mb:20")))
-def test_a_replay_is_what_the_allocator_does_with_the_same_calls(run: Trace, grows: bool, text: str) -> None:
-    allocator = CachingAllocator(None, replace(parse_settings(text), grows=grows))
+def after(run: Trace, settings: AllocatorSettings) -> CachingAllocator:
+    allocator = CachingAllocator(None, settings)
     addresses: dict[int, int] = {}
     for event in run.events:
         if event > 0:
@@ -49,10 +49,35 @@ def test_a_replay_is_what_the_allocator_does_with_the_same_calls(run: Trace, gro
             allocator.empty_cache()
         else:
             allocator.free(addresses.pop(-event))
+    return allocator
+
+
+@given(LARGE_RUNS, st.booleans(), st.sampled_from(("", "max_split_size_mb:20")))
+def test_a_replay_is_what_the_allocator_does_with_the_same_calls(run: Trace, grows: bool, text: str) -> None:
+    allocator = after(run, replace(parse_settings(text), grows=grows))
     replayed = reserve(run, room(settings=text), grows=grows)
     assert replayed.peak_reserved_bytes == allocator.peak_reserved_bytes
     assert (replayed.num_alloc_retries, replayed.largest_refused_bytes) == (0, None)
     assert replayed.fits
+
+
+@given(LARGE_RUNS, traces(largest=3 * MIB), st.booleans(), st.booleans())
+def test_a_stretch_that_is_left_out_for_its_proof_would_need_no_memory(
+    run: Trace, closed: Trace, grows: bool, is_small: bool
+) -> None:
+    allocator, stretch = after(run, AllocatorSettings(grows=grows)), Stretch((0, is_small))
+    sizes = [round_size(each.size_bytes) for each in closed.blocks]
+    for event in (*closed.events, *(-number for number in alive_after(closed.events))):
+        if (sizes[abs(event) - 1] <= SMALL_BYTES) is is_small:
+            stretch.add(event, sizes[abs(event) - 1])
+    is_neutral, before = stretch.is_neutral(allocator), allocator.reserved_bytes
+    addresses: dict[int, int] = {}
+    for event in stretch.events:
+        if event > 0:
+            addresses[event] = allocator.malloc(sizes[event - 1])
+        else:
+            allocator.free(addresses.pop(-event))
+    assert not is_neutral or allocator.reserved_bytes == before
 
 
 def test_slack_is_what_was_not_allocated_when_the_peak_was_first_reached() -> None:
@@ -226,7 +251,7 @@ def engine_run(*, cached_mib: int = 0, activations_mib: int = 200) -> Trace:
     last_woken = 10 if cached_mib else 8
     marks = [(2, EngineMark.WAKES), (2, EngineMark.WAKES), (4, EngineMark.SLEEPS)]
     marks += [(last_woken, EngineMark.WAKES), (10, EngineMark.SLEEPS)]
-    return replace(trace(blocks, events, phases), engine_marks=tuple(marks))
+    return replace(trace(blocks, events, phases), marks=tuple(marks))
 
 
 def awake(run: Trace) -> MemoryEstimate:
@@ -256,7 +281,7 @@ def beside_engine(memory: MemoryEstimate) -> Estimate:
 
 
 def test_an_engine_that_never_sleeps_has_its_share_throughout() -> None:
-    never = replace(engine_run(), engine_marks=())
+    never = replace(engine_run(), marks=())
     memory = estimate(never)
     assert estimate_while_awake(never, ENDLESS, memory) is None
     estimated = beside_engine(memory)

@@ -1,4 +1,4 @@
-"""A generation's two ends on fake tensors, and what is written of the steps between, against all steps on real ones."""
+"""A generation's two ends on fake tensors, and what is derived of the steps between, against all steps on real ones."""
 
 import itertools
 from collections import Counter
@@ -9,26 +9,24 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from real_run import peak, with_lora
+from real_run import with_lora
 from tiny import tiny_config
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import GenerationConfig
 
+from autotrain_mem.allocator.settings import parse_settings
+from autotrain_mem.estimator import decode_steps
+from autotrain_mem.estimator.replay import DeviceCapacity, Replay, reserve
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, stub_tokenizer
 from autotrain_mem.rehearsal import generation
 from autotrain_mem.rehearsal.cuda.rules import grouped_experts_of_bfloat16
 from autotrain_mem.rehearsal.fake_run import fake_tensors, materialize
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
 from autotrain_mem.rehearsal.known_values import KnownValues
-from autotrain_mem.rehearsal.trace import skipped_decode_steps
-from autotrain_mem.rehearsal.trace.ledger import Ledger
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.rehearsal.trace.skipped_decode_steps import Budget, GrowingState, Jump, write_skipped_steps
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.support.units import KIB
-from autotrain_mem.types import Owner, Phase, Trace
+from autotrain_mem.support.units import KIB, MIB
+from autotrain_mem.types import Phase, Trace
 
 EOS, PAD, BOS = 1, 2, 0
 
@@ -44,23 +42,33 @@ def config(family: str) -> Any:
     return transformers.Qwen3NextConfig(**shape, **heads, **linear, **experts, **more)
 
 
+WITHOUT_PROOFS = parse_settings("max_split_size_mb:20")
+"""With a limit on splits, a replay leaves no event out."""
+
+
 class Run:
-    """One recorded generation."""
+    """One recorded generation, with the steps that were skipped."""
 
     def __init__(self, trace: Trace, output: Any) -> None:
         self.trace = trace
         self.output = output
-        self.events: list[tuple[int, int, int]] = []
-        """(+1 or -1, bytes, live bytes after it) of everything within the generation."""
-        live = 0
-        for phase, sign, block in trace.walk():
-            live += sign * block.size_bytes
-            if phase is Phase.GENERATE:
-                self.events.append((sign, block.size_bytes, live))
+        self.moves: list[int] = []
+        room = DeviceCapacity(capacity_bytes=None, settings=WITHOUT_PROOFS)
+        Replay(trace, room.settings, room, on_action=self._record).run()
+        live = [*itertools.accumulate(self.moves)]
+        starts = {phase: at for at, phase in trace.phase_starts}
+        span = slice(starts[Phase.GENERATE], starts[Phase.SCORE] - len(trace.events) or None)
+        self.events = [*zip(self.moves, live, strict=True)][span]
+        """(bytes, negative if freed; live bytes after it) of everything within the generation."""
+
+    def _record(self, action: str, address: int, size_bytes: int, stream: int) -> None:
+        sign = {"alloc": 1, "free_requested": -1}.get(action)
+        if sign is not None:
+            self.moves.append(sign * size_bytes)
 
     @property
     def peak_bytes(self) -> int:
-        return max(live for _, _, live in self.events)
+        return max(live for _, live in self.events)
 
     @property
     def sequences(self) -> Any:
@@ -123,9 +131,9 @@ def common_ends(one: Run, other: Run) -> tuple[int, int]:
     return alike(one.events, other.events), alike(reversed(one.events), reversed(other.events))
 
 
-def large(run: Run) -> Counter[tuple[int, int]]:
+def large(run: Run) -> Counter[int]:
     """Births and deaths by size, of 4 KiB or more: masks and token ids are smaller."""
-    return Counter((sign, size) for sign, size, _ in run.events if size >= 4 * KIB)
+    return Counter(size for size, _ in run.events if abs(size) >= 4 * KIB)
 
 
 def worked(run: Run) -> tuple[float, float, float]:
@@ -199,12 +207,25 @@ def test_the_peak_is_that_of_all_steps_whatever_weights_and_sizes_are(
 
 
 def test_a_long_generation_takes_no_more_steps_than_a_short_one() -> None:
-    short, long = (rehearsed("qwen2", 2, 8, tokens) for tokens in (10, 200))
+    short, long = (rehearsed("qwen2", 2, 8, tokens) for tokens in (10, 202))
     assert long.trace.operators == short.trace.operators
 
 
+def test_what_is_reserved_is_that_of_all_steps_while_the_cache_outgrows_the_small_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    some = rehearsed("qwen2", 64, 100, 60).trace
+    monkeypatch.setattr(generation, "last_steps", lambda length: length)
+    every = rehearsed("qwen2", 64, 100, 60).trace
+    assert some.operators < every.operators / 5
+    for grows in (False, True):
+        ours, theirs = (reserve(trace, DeviceCapacity(capacity_bytes=None), grows=grows) for trace in (some, every))
+        assert ours == theirs
+        assert theirs.peak_reserved_bytes > 20 * MIB
+
+
 def test_steps_are_left_out_of_a_long_generation_but_not_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "Budget", lambda layers: skipped_decode_steps.Budget(layers=layers, events=4000))
+    monkeypatch.setattr(decode_steps, "MOST_EVENTS", 100)
     real, fake = (run("qwen2", 2, 6, 60, do_sample=True) for run in (really, rehearsed))
     assert len(fake.events) < 4000 < len(real.events)
     assert fake.peak_bytes == real.peak_bytes
@@ -249,7 +270,7 @@ def test_a_special_token_is_avoided(special: Any, expected: int) -> None:
 def test_decoding_copies_the_chosen_experts_for_every_token_as_on_cuda() -> None:
     rows, chosen, expert_bytes = 3, 2, 2 * 32 * 64 * 2
     fake = rehearsed("qwen3_moe", rows, 6, 20, dtype="bfloat16")
-    assert rows * chosen * expert_bytes in [size for sign, size, _ in fake.events if sign > 0]
+    assert rows * chosen * expert_bytes in [size for size, _ in fake.events]
 
 
 def test_on_real_tensors_generation_is_what_it_was() -> None:
@@ -265,121 +286,3 @@ def test_on_real_tensors_generation_is_what_it_was() -> None:
 def test_beam_search_is_refused() -> None:
     with pytest.raises(UsageError, match="num_beams"):
         rehearsed("qwen2", 1, 4, 8, num_beams=2)
-
-
-TOKEN = 100
-PREFILL = 3
-TEMPORARY, LOGITS, SCORES, LEFT = 7, 5000, 9, 11
-
-
-class Generation:
-    """A cache of one tensor, logits that live into the next step, permanent scores, and a block of the prefill."""
-
-    def __init__(self, skipped: int, *, scores: bool = False) -> None:
-        self.ledger = Ledger()
-        self.skipped = skipped
-        self.scores = scores
-        self._born("weights", 1)
-        self.ledger.enter_phase(Phase.GENERATE)
-        self.cache = self._born("cache", PREFILL * TOKEN)
-        self.logits = self._born("logits", LOGITS)
-        self.left = self._born("left", LEFT)
-
-    def _born(self, name: str, size_bytes: int) -> int:
-        block = self.ledger.write_birth(size_bytes, name)
-        self.ledger.describe(block, Owner.KV_CACHE if name == "cache" else Owner.OTHER, name)
-        return block
-
-    def jump_and_step(self, events: int = 1_000_000, budget: Budget | None = None) -> Trace:
-        ledger, before = self.ledger, self.cache
-        start = len(ledger.events)
-        tool = self._born("tool", 13)
-        ahead = self._born("cache", (PREFILL + self.skipped) * TOKEN)
-        ledger.end(before)
-        ledger.end(tool)
-        for _ in range(self.skipped * self.scores):
-            self._born("scores", SCORES)
-        stop = len(ledger.events)
-        after = self.step(ahead, (PREFILL + self.skipped + 1) * TOKEN)
-        lengths = tuple(range(PREFILL + 1, PREFILL + self.skipped + 1))
-        state = GrowingState(before_jump=before, after_jump=ahead, after_last=after, lengths=lengths)
-        jump = Jump(start=start, stop=stop, states=(state,), steps=self.skipped)
-        write_skipped_steps(ledger, jump, budget or Budget(layers=1, events=2 * events))
-        ledger.enter_phase(Phase.SCORE)
-        ledger.end(self.logits)
-        return ledger.trace()
-
-    def step(self, shorter: int, size_bytes: int) -> int:
-        """Runs a step: a temporary, the longer cache beside the shorter, new logits beside the old."""
-        ledger = self.ledger
-        temporary = self._born("temporary", TEMPORARY)
-        longer = self._born("cache", size_bytes)
-        ledger.end(shorter)
-        if self.left >= 0:
-            ledger.end(self.left)
-            self.left = -1
-        ledger.end(temporary)
-        logits = self._born("logits", LOGITS)
-        ledger.end(self.logits)
-        self.logits = logits
-        if self.scores:
-            self._born("scores", SCORES)
-        return longer
-
-    def all_steps(self) -> Trace:
-        for step in range(self.skipped + 1):
-            self.cache = self.step(self.cache, (PREFILL + step + 1) * TOKEN)
-        self.ledger.enter_phase(Phase.SCORE)
-        self.ledger.end(self.logits)
-        return self.ledger.trace()
-
-
-def told(trace: Trace) -> list[tuple[str, int, str]]:
-    return [(phase.value, sign * block.size_bytes, block.module) for phase, sign, block in trace.walk()]
-
-
-def assert_lives(trace: Trace) -> None:
-    """Blocks are allocated only while free, and freed only while allocated."""
-    alive: set[int] = set()
-    for event in trace.events:
-        assert (abs(event) in alive) is (event < 0)
-        alive ^= {abs(event)}
-
-
-@pytest.mark.parametrize("scores", [False, True])
-@pytest.mark.parametrize("skipped", [1, 2, 3, 10, 11])
-def test_with_room_for_all_the_record_is_that_of_all_steps(skipped: int, scores: bool) -> None:
-    written = Generation(skipped, scores=scores).jump_and_step()
-    assert told(written) == told(Generation(skipped, scores=scores).all_steps())
-    assert_lives(written)
-
-
-def test_without_room_for_whole_steps_the_cache_still_grows_step_by_step_or_in_longer_strides() -> None:
-    for skipped, stride in ((20, 1), (100, 10)):
-        events = 2 * skipped_decode_steps.GROWTH_OF_A_LAYER * skipped // stride
-        written = Generation(skipped).jump_and_step(events)
-        grown = [-size // TOKEN for _, size, name in told(written) if name == "cache" and size < 0]
-        assert grown[-1] == PREFILL + skipped
-        assert {later - earlier for earlier, later in itertools.pairwise(grown)} == {stride}
-        assert len([name for _, size, name in told(written) if name == "temporary" and size > 0]) < skipped // stride
-
-
-@settings(max_examples=60, deadline=None)
-@given(skipped=st.integers(1, 60), events=st.integers(0, 8000), scores=st.booleans())
-def test_however_much_room_there_is_lives_are_whole_and_the_peak_is_that_of_all_steps(
-    skipped: int, events: int, scores: bool
-) -> None:
-    written = Generation(skipped, scores=scores).jump_and_step(events)
-    assert_lives(written)
-    assert peak(written) == peak(Generation(skipped, scores=scores).all_steps())
-
-
-def test_a_phase_and_a_use_of_a_stream_that_come_later_move_along() -> None:
-    generation = Generation(10)
-    ledger = generation.ledger
-    trace = generation.jump_and_step()
-    ledger.use_on_stream(0, 1)
-    ledger.end(0)
-    (use,) = ledger.trace().stream_uses
-    assert ledger.trace().events[use.event] == -1
-    assert trace.phase_starts[-1] == (len(trace.events) - 1, Phase.SCORE)

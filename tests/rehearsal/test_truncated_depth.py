@@ -25,7 +25,7 @@ from autotrain_mem.rehearsal.truncated_depth import model_pattern, pattern_of, s
 from autotrain_mem.rehearsal.windows import at_once, trial
 from autotrain_mem.support.errors import RehearsalError, UnsupportedModelError, UsageError
 from autotrain_mem.trainers.pickle_without_tensors import pack, unpack
-from autotrain_mem.types import Job, Owner, Phase, Trace, Work
+from autotrain_mem.types import EngineMark, Job, Owner, Phase, Trace, Work
 from autotrain_mem.types.model import FEW_LOSS_CHUNKS, LAYERS_HELD_BACK, MORE_LOSS_CHUNKS, Depths, LayerPattern
 
 DEPTH = 10
@@ -57,14 +57,14 @@ def assert_same(told: Trace | None, whole: Trace) -> None:
     assert told is not None
     assert story(told) == story(whole)
     assert told.operators == whole.operators
-    assert told.engine_marks == whole.engine_marks
+    assert told.marks == whole.marks
 
 
 def assert_told(one: Case, depths: Depths) -> None:
     short, long = (rehearsed(one, layers=layers) for layers in (depths.short, depths.long))
     whole = rehearsed(one, layers=None if depths.whole == DEPTH else depths.whole)
     assert_same(expand(short, long, depths), whole)
-    assert bool(whole.engine_marks) is ("use_vllm" in one.job.arguments)
+    assert any(isinstance(mark, EngineMark) for _, mark in whole.marks) is ("use_vllm" in one.job.arguments)
 
 
 ONE_STEP = {"gradient_accumulation_steps": 1}

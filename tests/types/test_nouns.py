@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import types
-from autotrain_mem.estimator.memory import estimate_memory
-from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.search.levels import LEVELS
 from autotrain_mem.settings.words import read_length, wished_share, without_maximized
 from autotrain_mem.support import codec
@@ -176,18 +174,11 @@ def trace(events: list[int]) -> types.Trace:
 
 
 def test_a_trace_comes_back_as_it_went() -> None:
-    moments = {"stream_uses": (StreamUse(event=2, block=3, stream=0),), "engine_marks": ((3, EngineMark.WAKES),)}
+    moments = {"stream_uses": (StreamUse(event=2, block=3, stream=0),), "marks": ((2, 7), (3, EngineMark.WAKES))}
     sent = replace(trace([1, 3, CACHE_EMPTIED, -3, -1]), **moments)
     received = codec.from_json(types.Trace, json.loads(json.dumps(codec.to_json(sent))))
     assert received == sent
     assert [*received.awake()] == [range(3, 5)], "to the end, where nothing says that it sleeps"
-
-
-def test_a_block_may_be_born_again_once_it_is_dead() -> None:
-    """Steps of a generation that are not rehearsed repeat one that is."""
-    again = trace([1, 2, -2, 2, 3, -2, -3])
-    assert [sign * block.size_bytes // KIB for _, sign, block in again.walk()] == [1, 2, -2, 2, 4, -2, -4]
-    assert estimate_memory(again, DeviceCapacity(capacity_bytes=None)).peak_allocated_bytes == 7 * KIB
 
 
 def work(count: float = 1.0, flops: int = 100, phase: types.Phase = types.Phase.FORWARD) -> types.Work:

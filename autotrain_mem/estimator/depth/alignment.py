@@ -20,8 +20,8 @@ NOWHERE = -1
 SURE_STEPS = 64
 """The number of equal steps after which two runs count as matching."""
 MOST_LOOKS = 10_000_000
-"""Copy lengths to try, over all places, before giving up: about a second. Runs that match take 25,000 (SFT of
-Llama-3.1-8B) to a few million (GRPO with 256 sampled tokens, each of which is a place)."""
+"""Copy lengths to try, over all places, before giving up: about a second. Runs that match take far fewer:
+25,000 with SFT of Llama-3.1-8B."""
 
 _LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
 """The first whole number in a module's name: ``model.layers.7.mlp.experts.3`` belongs to layer 7."""
@@ -54,7 +54,7 @@ class Vocabulary(dict[Hashable, int]):
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Holds a run as one sequence: births (allocations), deaths (frees), emptied caches, uses on other streams, phase
-    starts and a vLLM engine's marks. Two steps with the same symbol differ only in their layer."""
+    starts and marks. Two steps with the same symbol differ only in their layer."""
 
     symbols: list[int] = field(default_factory=list)
     sizeless: list[int] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Steps:
     events: list[int] = field(default_factory=list)
     """``+n`` for the birth of block ``n``, as in a trace, and ``-n`` for its death or use; 0 without a block."""
     facts: list[Hashable] = field(default_factory=list)
-    """A phase, an engine's mark, or the stream of a use; None for all others."""
+    """A phase, a mark, or the stream of a use; None for all others."""
     of_loss: list[bool] = field(default_factory=list)
     """Whether each step's block was born in a pass over the chunks of a loss."""
 
@@ -104,7 +104,7 @@ def steps_of(trace: Trace, vocabulary: Vocabulary) -> Steps:
     ]
     sized = [vocabulary[kind, block.size_bytes] for kind, block in zip(sizeless, trace.blocks, strict=True)]
     before: dict[int, list[tuple[Hashable, int | None]]] = {}
-    for index, fact in (*trace.phase_starts, *trace.engine_marks):
+    for index, fact in (*trace.phase_starts, *trace.marks):
         before.setdefault(index, []).append((fact, None))
     for use in trace.stream_uses:
         before.setdefault(use.event, []).append((use.stream, use.block - 1))
@@ -141,7 +141,7 @@ def in_order(trace: Trace) -> "array[int]":
     table of addresses (``at::autocast::clear_cache``).
     """
     events, born = array("q", trace.events), [0] * len(trace.blocks)
-    between = {index for index, _ in (*trace.phase_starts, *trace.engine_marks)}
+    between = {index for index, _ in (*trace.phase_starts, *trace.marks)}
     between |= {use.event for use in trace.stream_uses}
     start = 0
     for index, event in enumerate((*trace.events, CACHE_EMPTIED)):  # one more event, which ends the last run of deaths

@@ -122,10 +122,6 @@ class _Expansion:
         self._places = _places(*steps, alignment)
         self._by_place = _picks(steps[0], self._places[0]), _picks(steps[1], self._places[1])
         self._kinds = kinds
-        first: dict[int, int] = {}
-        self._again = frozenset(  # births that reuse the number of a dead block
-            step for step, event in enumerate(steps[1].events) if event > 0 and first.setdefault(event, step) != step
-        )
 
     def trace(self) -> Trace:
         """Returns the whole run. Raises UnclearError if the two runs do not determine it."""
@@ -142,7 +138,7 @@ class _Expansion:
             blocks=tuple(writer.blocks),
             events=writer.events,
             phase_starts=tuple(writer.phase_starts),
-            engine_marks=tuple(writer.engine_marks),
+            marks=tuple(writer.marks),
             stream_uses=tuple(writer.stream_uses),
             operators=_extrapolated(depths, *others) + _extrapolated(self._chunks or depths, *of_loss),
             seconds=short.seconds + long.seconds,
@@ -237,7 +233,7 @@ class _Expansion:
     def _birth(self, j: int, size_bytes: int, layer: int | None, step: int = 0) -> Birth:
         block = self._block(1, j)
         places = (self._places[1][j], ("kind", self._steps[1].symbols[j]))
-        return Birth(places, size_bytes, block, name_of(block.module).pattern, layer, step, j in self._again)
+        return Birth(places, size_bytes, block, name_of(block.module).pattern, layer, step)
 
     def _block(self, run: int, step: int) -> Block:
         return self._traces[run].blocks[abs(self._steps[run].events[step]) - 1]
@@ -267,7 +263,7 @@ def _chunks(short: Trace, long: Trace) -> Depths | None:
 
 
 def _bare(fact: Hashable) -> Act:
-    return fact if isinstance(fact, Phase | EngineMark) else None
+    return fact if isinstance(fact, Phase | EngineMark | int) else None
 
 
 def _places(short: Steps, long: Steps, alignment: Alignment) -> tuple[list[Hashable], list[Hashable]]:

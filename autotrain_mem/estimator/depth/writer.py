@@ -58,8 +58,6 @@ class Birth:
     """The layer of its module in the first copy; None if it belongs to no layer."""
     layer_step: int
     """The difference in layers between consecutive copies."""
-    again: bool
-    """Whether it reuses the number of a dead block (see ``Trace``)."""
 
     def block(self, copy: int) -> Block:
         """Returns the block of one copy, counted from 0."""
@@ -77,8 +75,8 @@ class Use:
     stream: int | None
 
 
-Act = Birth | Use | Phase | EngineMark | None
-"""The action of one step; None empties the cache."""
+Act = Birth | Use | Phase | EngineMark | int | None
+"""The action of one step: a phase and a mark begin, and None empties the cache."""
 
 
 class Writer:
@@ -89,18 +87,12 @@ class Writer:
         self.blocks: list[Block] = []
         self.events: array[int] = array("q")
         self.phase_starts: list[tuple[int, Phase]] = []
-        self.engine_marks: list[tuple[int, EngineMark]] = []
+        self.marks: list[tuple[int, EngineMark | int]] = []
         self.stream_uses: list[StreamUse] = []
         self._living: dict[Hashable, list[int]] = {}
-        """For each place, the indices of its live allocations, ascending; there may be thousands."""
-        self._births: list[int] = []
-        """The block's number for each allocation."""
-        self._last_births: dict[int, tuple[int, list[Hashable]]] = {}
-        """For each live block, the index of its allocation, and its places."""
-        self._dead: dict[Block, list[int]] = {}
-        """Numbers of dead blocks, by size, owner, module and stream."""
-        self._dead_alike: list[list[int]] = []
-        """For each block, its list in ``_dead``: a block's hash is computed once, not at each free."""
+        """For each place, the numbers of its live blocks, ascending; there may be thousands."""
+        self._places: list[list[Hashable]] = []
+        """The requested places of each block."""
 
     def write(self, acts: Sequence[Act], copies: int) -> None:
         """Writes the events of several steps, once for each copy."""
@@ -112,40 +104,31 @@ class Writer:
                     self._bear(act, copy)
                 elif act is None:
                     self.events.append(CACHE_EMPTIED)
-                elif isinstance(act, EngineMark):
-                    self.engine_marks.append((len(self.events), act))
-                else:
+                elif isinstance(act, Phase):
                     self.phase_starts.append((len(self.events), act))
+                else:
+                    self.marks.append((len(self.events), act))
 
     def _use(self, act: Use) -> None:
         pick = act.pick
         living = self._living.get(pick.place, [])
         index = pick.of(living)
-        number = self._births[living[index]]
+        number = living[index]
         if act.stream is not None:
             self.stream_uses.append(StreamUse(len(self.events), number, act.stream))
             return
         del living[index]
-        birth, places = self._last_births.pop(number)
-        for place in places:
+        for place in self._places[number - 1]:
             if place != pick.place:
                 there = self._living[place]
-                del there[bisect_left(there, birth)]
-        self._dead_alike[number - 1].append(number)
+                del there[bisect_left(there, number)]
         self.events.append(-number)
 
     def _bear(self, birth: Birth, copy: int) -> None:
-        block = birth.block(copy)
-        dead = self._dead.setdefault(block, [])
-        if birth.again and dead:
-            number = dead.pop()
-        else:
-            self.blocks.append(block)
-            self._dead_alike.append(dead)
-            number = len(self.blocks)
+        self.blocks.append(birth.block(copy))
+        number = len(self.blocks)
         places = [place for place in birth.places if place in self._asked]
-        self._last_births[number] = len(self._births), places
+        self._places.append(places)
         for place in places:
-            self._living.setdefault(place, []).append(len(self._births))
-        self._births.append(number)
+            self._living.setdefault(place, []).append(number)
         self.events.append(number)

@@ -5,7 +5,7 @@ import weakref
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from autotrain_mem.types import CACHE_EMPTIED, Block, EngineMark, Owner, Phase, StreamUse, Trace, Workload
@@ -60,7 +60,7 @@ class Ledger:
         self._disowned: set[int] = set()
         self._stream_uses: list[tuple[int, int, int]] = []
         self._phase_starts: list[tuple[int, Phase]] = [(0, Phase.LOAD)]
-        self._engine_marks: list[tuple[int, EngineMark]] = []
+        self._marks: list[tuple[int, EngineMark | int]] = []
         self._loss_passes: list[LossPass] = []
         self._stretch = 0
         self._grad_enabled = True
@@ -71,9 +71,10 @@ class Ledger:
         self._stretch += 1
         self._phase_starts.append((len(self.events), phase))
 
-    def mark_engine(self, mark: EngineMark) -> None:
-        """Records that a colocated vLLM engine takes or releases its share of the device."""
-        self._engine_marks.append((len(self.events), mark))
+    def mark(self, mark: EngineMark | int) -> None:
+        """Records that a colocated vLLM engine takes or releases its share of the device, or that ``generate()`` has
+        this many tokens in its rows and begins the next decode step."""
+        self._marks.append((len(self.events), mark))
 
     def write_birth(self, size_bytes: int, name: str, *, grad_enabled: bool = True) -> int:
         """Adds a block and returns its number; :meth:`allocate` then allocates it on the device."""
@@ -147,25 +148,6 @@ class Ledger:
         """Records a pass over the chunks of a loss, from event ``start`` to the latest event."""
         self._loss_passes.append(LossPass(start, len(self.events), chunks, operators))
 
-    def copy(self, block: int, size_bytes: int) -> int:
-        """Adds a block like another, of a new size and on the default stream; :meth:`rewrite` writes its events."""
-        self._entries.append(replace(self._entries[block], stream=0))
-        self.sizes.append(size_bytes)
-        return len(self.sizes) - 1
-
-    def rewrite(self, start: int, stop: int, events: "array[int]") -> None:
-        """Replaces the events from ``start`` to ``stop``, which lie in one phase; the device does not get them."""
-        longer = len(events) - (stop - start)
-        self.events[start:stop] = events
-
-        def moved(at: int) -> int:
-            return at + longer if at >= stop else at
-
-        self._phase_starts = [(moved(at), phase) for at, phase in self._phase_starts]
-        self._engine_marks = [(moved(at), mark) for at, mark in self._engine_marks]
-        self._stream_uses = [(moved(at), block, stream) for at, block, stream in self._stream_uses]
-        self._loss_passes = [one._replace(start=moved(one.start), stop=moved(one.stop)) for one in self._loss_passes]
-
     def births(self) -> list[tuple[int, bool, Owner | None]]:
         """Lists each block's bytes, whether grad mode was on when it was allocated, and its owner."""
         return [(size, one.with_grad, one.owner) for size, one in zip(self.sizes, self._entries, strict=True)]
@@ -197,7 +179,7 @@ class Ledger:
             ),
             events=events,
             phase_starts=tuple((moved[at], phase) for at, phase in self._phase_starts),
-            engine_marks=tuple((moved[at], mark) for at, mark in self._engine_marks),
+            marks=tuple((moved[at], mark) for at, mark in self._marks),
             stream_uses=tuple(
                 StreamUse(moved[at], number[block], stream)
                 for at, block, stream in self._stream_uses
