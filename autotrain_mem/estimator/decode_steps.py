@@ -32,6 +32,8 @@ the growing blocks and those beside their births and frees are replayed, and the
 
 ALIKE_BYTES = 256 << 10
 """The unit in which the sizes of free small blocks are compared. Memory for small blocks comes in segments of 2 MiB."""
+NOT_DERIVED = "memory reserved while answers grow: the decode steps that were rehearsed are not alike"
+"""What a replay leaves out if :func:`skipped_steps` fails."""
 _BIRTH, _CARRIED = -1, -2
 """What an event of a step does: it allocates a block, or frees one of an earlier step. Any other number is the position
 of the event that allocates the block that this event frees."""
@@ -267,7 +269,7 @@ class SkippedSteps:
 
 
 def skipped_steps(trace: Trace) -> list[SkippedSteps]:
-    """Returns the skipped steps of each generation, but not of one whose rehearsed steps are not alike."""
+    """Returns the skipped steps of each generation. Raises ValueError if its rehearsed steps are not alike."""
     marks = [(at, tokens) for at, tokens in trace.marks if isinstance(tokens, int)]
     found = []
     for index in range(1, len(marks) - 1):

@@ -7,6 +7,7 @@ from dataclasses import fields
 from itertools import islice
 
 from autotrain_mem.allocator.blocks import round_size
+from autotrain_mem.estimator.decode_steps import NOT_DERIVED, skipped_steps
 from autotrain_mem.estimator.replay import DeviceCapacity, allocated_after_each, held_after_each, reserve
 from autotrain_mem.types import CACHE_EMPTIED, Block, MemoryEstimate, Owner, Phase, ReservedByMode, Trace
 from autotrain_mem.types.page import Holder, Timeline
@@ -36,6 +37,11 @@ def estimate_memory(trace: Trace, room: DeviceCapacity) -> MemoryEstimate:
         phases.setdefault(trace.phase_starts[-1][1], current)
     until_peak = islice(filter(None, trace.events), peak_event + 1)
     at_peak = [trace.blocks[number - 1] for number in alive_after(until_peak)]
+    facts = {each.name: getattr(trace, each.name) for each in fields(RunFacts)}
+    try:
+        skipped_steps(trace)
+    except ValueError:
+        facts["not_counted"] = (*trace.not_counted, NOT_DERIVED)
     return MemoryEstimate(
         peak_allocated_bytes=peak_bytes,
         peak_phase=peak_phase,
@@ -45,7 +51,7 @@ def estimate_memory(trace: Trace, room: DeviceCapacity) -> MemoryEstimate:
         parts_at_peak=parts_of(at_peak),
         reserved=ReservedByMode.of_both(lambda grows: reserve(trace, room, grows=grows)),
         rehearsal_seconds=round(trace.seconds, 3),
-        **{each.name: getattr(trace, each.name) for each in fields(RunFacts)},
+        **facts,
     )
 
 

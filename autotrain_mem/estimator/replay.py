@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -125,7 +126,9 @@ class Replay:
     def run(self, events: Iterable[int] | None = None) -> None:
         """Replays all events. A caller can pass its own iterator over the trace's events, to act between them."""
         coming, passed = iter(self._trace.events if events is None else events), 0
-        acts: list[StreamUse | SkippedSteps] = [*self._trace.stream_uses, *skipped_steps(self._trace)]
+        acts: list[StreamUse | SkippedSteps] = [*self._trace.stream_uses]
+        with suppress(ValueError):  # ``estimate_memory`` reports it
+            acts += skipped_steps(self._trace)
         for act in sorted(acts, key=lambda act: act.event if isinstance(act, StreamUse) else act.start):
             if isinstance(act, StreamUse):
                 self._play(islice(coming, act.event - passed))

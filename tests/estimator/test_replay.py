@@ -16,7 +16,7 @@ from traces import block, run_of, trace, traces
 from autotrain_mem.allocator.blocks import SMALL_BYTES, round_size
 from autotrain_mem.allocator.settings import AllocatorSettings, parse_settings
 from autotrain_mem.allocator.simulator import CachingAllocator
-from autotrain_mem.estimator.decode_steps import Stretch
+from autotrain_mem.estimator.decode_steps import NOT_DERIVED, Stretch
 from autotrain_mem.estimator.memory import HOLDERS, LARGEST_MODULES, alive_after, estimate_memory, make_timeline
 from autotrain_mem.estimator.mixed_steps import drawn_batches, mixed_lengths, reserved_after
 from autotrain_mem.estimator.replay import DeviceCapacity, reserve
@@ -78,6 +78,34 @@ def test_a_stretch_that_is_left_out_for_its_proof_would_need_no_memory(
         else:
             allocator.free(addresses.pop(-event))
     assert not is_neutral or allocator.reserved_bytes == before
+
+
+def generation(*temporaries: int, skips: bool) -> Trace:
+    """Rows that grow from 3 to 12 tokens, with a cache of 1 MiB per token. Jumps from 4 to 9 tokens if it ``skips``.
+
+    Args:
+        temporaries: The number of other blocks that each decode step allocates and frees, repeated.
+    """
+    sizes, events, marks = [3], [1], [(1, 3)]
+    for tokens, count in zip((4, 9, 10, 11, 12) if skips else range(4, 13), itertools.cycle(temporaries), strict=False):
+        shorter = sizes.index(marks[-1][1]) + 1
+        sizes.append(tokens)
+        events += [len(sizes), -shorter]
+        for _ in range(0 if skips and tokens == 9 else count):
+            sizes.append(2)
+            events += [len(sizes), -len(sizes)]
+        marks.append((len(events), tokens))
+    return replace(run_of(sizes, events), marks=tuple(marks))
+
+
+def test_only_steps_that_are_alike_show_those_between() -> None:
+    every, some, unlike = (
+        estimate_memory(run, room())
+        for run in (generation(1, skips=False), generation(1, skips=True), generation(0, 1, 2, skips=True))
+    )
+    assert some.reserved == every.reserved
+    assert NOT_DERIVED not in some.not_counted
+    assert NOT_DERIVED in unlike.not_counted
 
 
 def test_slack_is_what_was_not_allocated_when_the_peak_was_first_reached() -> None:
