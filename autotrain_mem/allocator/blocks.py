@@ -79,7 +79,10 @@ class Pool:
         block.gc_count_base = self.get_free_blocks_calls
         key = block.size << ADDRESS_BITS | block.address
         self._by_key[key] = block
-        insort(self._keys.setdefault(block.stream, []), key)
+        if (keys := self._keys.get(block.stream)) is None:
+            self._keys[block.stream] = [key]
+        else:
+            insort(keys, key)
 
     def remove(self, block: DeviceBlock) -> None:
         """Removes a block before it is allocated, or before its size or address changes."""
@@ -206,9 +209,7 @@ ROUND_LARGE_BYTES = 2 << 20
 
 def round_size(requested_bytes: int) -> int:
     """Returns the size of the block for a request: ``round_size(513) == 1024``."""
-    if requested_bytes < MIN_BLOCK_BYTES:
-        return MIN_BLOCK_BYTES
-    return -(-requested_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+    return -(-requested_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES or MIN_BLOCK_BYTES
 
 
 def segment_size(settings: AllocatorSettings, block_bytes: int) -> int:

@@ -108,7 +108,7 @@ class AllocatorState:
 def free_block_for(state: AllocatorState, pool: Pool, size: int, stream: int) -> DeviceBlock | None:
     """Takes the smallest sufficient free block from its pool; None if there is none (``get_free_block``)."""
     settings = state.settings
-    if state.allowed_bytes is not None and state.settings.garbage_collection_threshold > 0.0:
+    if state.allowed_bytes is not None and settings.garbage_collection_threshold > 0.0:
         pool.get_free_blocks_calls += 1
     if (block := pool.at_least(size, stream)) is None:
         return None
