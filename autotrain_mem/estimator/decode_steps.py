@@ -104,9 +104,9 @@ class Stretch:
         return tuple(size // ALIKE_BYTES for size in sizes if size >= ALIKE_BYTES)
 
 
-_Acts = list[int | Stretch]
-"""What is replayed of a step. ``+n`` allocates the block at position ``n - 1``; ``-n`` frees this block, or the one of
-an earlier step that is freed at this position."""
+_Acts = list[list[int] | Stretch]
+"""What is replayed of a step: events, and stretches to leave out if possible. ``+n`` allocates the block at position
+``n - 1``; ``-n`` frees this block, or the one of an earlier step that is freed at this position."""
 
 
 class SkippedSteps:
@@ -176,12 +176,16 @@ class SkippedSteps:
                 requests[base + birth] = size, self._streams[birth]
                 if per_token := (self._size(birth, steps[-1]) - size) // max(steps[-1] - steps[0], 1):
                     growing.append((birth, size - per_token * steps[0], per_token))
+            own = [
+                act if isinstance(act, Stretch) else [event + base if event > 0 else event - base for event in act]
+                for act in acts
+            ]
             for tokens in steps:
                 for birth, fixed, per_token in growing:
                     requests[base + birth] = fixed + per_token * tokens, self._streams[birth]
-                for act in acts:
-                    if isinstance(act, int):
-                        yield act + base if act > 0 else act - base
+                for act in own:
+                    if isinstance(act, list):
+                        yield from act
                     elif not (is_provable and act.is_neutral(replay.allocator)):
                         yield from act.replay(replay.allocator, base)
                 for birth, numbers in kept:
@@ -218,7 +222,7 @@ class SkippedSteps:
         ranges = [range(*pair) for pair in pairwise(sorted(borders))]
         for with_neighbours in (True, False):
             plan = [(each, self._acts(each, with_neighbours=with_neighbours)) for each in ranges]
-            events = sum(len(each) * sum(isinstance(act, int) for act in acts) for each, acts in plan)
+            events = sum(len(each) * sum(len(act) for act in acts if isinstance(act, list)) for each, acts in plan)
             if events <= MOST_EVENTS:
                 return plan
         stride = -(-events // MOST_EVENTS)
@@ -258,7 +262,10 @@ class SkippedSteps:
                 continue
             event = position + 1 if what == _BIRTH else -(position if what == _CARRIED else owner) - 1
             if position in replayed:
-                acts.append(event)
+                if acts and isinstance(acts[-1], list):
+                    acts[-1].append(event)
+                else:
+                    acts.append([event])
                 if pool in stretches and stretches[pool].is_closed:
                     del stretches[pool]
                 continue
