@@ -12,7 +12,7 @@ from autotrain_mem.data.image_sizes import has_images
 from autotrain_mem.data.load import check_rows
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.methods.row_lengths import OnProgress, RowLengths, processes, progress_reported_to
+from autotrain_mem.methods.row_lengths import OnProgress, RowLengths, counting_maps, processes
 from autotrain_mem.settings.levers import SWITCHES
 from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support import errors
@@ -33,7 +33,7 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
     """
     filled = method_of(job.method).configs(counting_arguments(job, scratch))
     splits = load.load(job, filled)
-    with progress_reported_to(on_progress):
+    with counting_maps(on_progress):
         (trained, images, empty), *others = (
             _lengths(job, filled, splits[split], load.rows_name(job, filled, split))
             for split in (filled.script.dataset_train_split, *load.evaluated_splits(job, filled, splits))

@@ -46,12 +46,38 @@ def processes(rows: int, given: int | None) -> int | None:
     return wanted if (wanted := min(cores(), MOST_PROCESSES, rows // ROWS_PER_PROCESS)) > 1 else None
 
 
+_OPTIONS_OF_ROWS = {"batched", "desc", "fn_kwargs", "num_proc", "remove_columns"}
+
+
 @contextmanager
-def progress_reported_to(on_progress: OnProgress) -> Iterator[None]:
-    """Within the block, reports the progress of ``datasets/arrow_dataset.py: Dataset.map`` in place of its bars."""
+def counting_maps(on_progress: OnProgress) -> Iterator[None]:
+    """Within the block, ``datasets/arrow_dataset.py: Dataset.map`` reports its progress in place of its bars, passes a
+    function of one row the rows of a batch, which are read at once in a third less time, and skips the pass that makes
+    labels (``trl/trainer/sft_trainer.py: _prepare_dataset``), which takes a quarter of the time."""
     from unittest.mock import patch  # slow to import, and the parent process imports this module too
 
-    from datasets import arrow_dataset
+    from datasets import Dataset, arrow_dataset
+
+    mapped = Dataset.map
+
+    def map_quickly(rows: Any, function: Any = None, *args: Any, **options: Any) -> Any:
+        if (name := getattr(function, "__name__", "")) == "build_labels":
+            return rows
+        decodes = any(hasattr(each, "decode_example") for each in rows.features.values())  # such as images
+        if args or decodes or options.get("batched") or not options.keys() <= _OPTIONS_OF_ROWS:
+            return mapped(rows, function, *args, **options)
+        more = options.pop("fn_kwargs", None) or {}
+
+        def of_batch(batch: Any) -> dict[str, list[Any]]:
+            columns = dict(batch)
+            done = [
+                function(dict(zip(columns, row, strict=True)), **more) for row in zip(*columns.values(), strict=True)
+            ]
+            made = {name: [row[name] for row in done] for name in done[0]}
+            return {name: values for name, values in made.items() if values != columns.get(name)}
+
+        of_batch.__name__ = name
+        return mapped(rows, of_batch, **options | {"batched": True})
 
     @contextmanager
     def bar(*, total: int, desc: str | None = None, initial: int = 0, **options: Any) -> Iterator[SimpleNamespace]:
@@ -68,25 +94,7 @@ def progress_reported_to(on_progress: OnProgress) -> Iterator[None]:
         update(0)
         yield SimpleNamespace(update=update)
 
-    with patch.object(arrow_dataset, "hf_tqdm", bar):
-        yield
-
-
-@contextmanager
-def without_labels() -> Iterator[None]:
-    """Within the block, skips the pass that makes labels (trl/trainer/sft_trainer.py: _prepare_dataset), which takes a
-    quarter of the time."""
-    from unittest.mock import patch  # slow to import, and the parent process imports this module too
-
-    import datasets
-
-    mapped = datasets.Dataset.map
-
-    def unlabelled(rows: Any, function: Any = None, *args: Any, **options: Any) -> Any:
-        name = getattr(function, "__name__", "")
-        return rows if name == "build_labels" else mapped(rows, function, *args, **options)
-
-    with patch.object(datasets.Dataset, "map", unlabelled):
+    with patch.object(arrow_dataset, "hf_tqdm", bar), patch.object(Dataset, "map", map_quickly):
         yield
 
 

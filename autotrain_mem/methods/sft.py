@@ -6,7 +6,7 @@ from typing import Any
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.interface import AxolotlFacts, Basis, LlamaFactoryFacts
-from autotrain_mem.methods.row_lengths import RowLengths, count_prepared, without_labels
+from autotrain_mem.methods.row_lengths import RowLengths, count_prepared
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, shorten_last_row
 
 takes_transformers_arguments = True  # trl/trainer/sft_trainer.py: __init__
@@ -62,8 +62,7 @@ def row_lengths(
     from trl import SFTTrainer
 
     filled.training.packing, filled.training.padding_free = False, False
-    with without_labels():
-        return count_prepared(SFTTrainer, filled, split, tokenizer, formatting_func=formatting)
+    return count_prepared(SFTTrainer, filled, split, tokenizer, formatting_func=formatting)
 
 
 image_texts = image_rows.conversation_texts

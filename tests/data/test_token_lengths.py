@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import pytest
 from PIL import Image
 from tiny import VISION_FAMILIES
@@ -19,7 +20,7 @@ from autotrain_mem.data.longest_rows import cut, longest_rows, repeated
 from autotrain_mem.data.token_lengths import load_tokenizer, profile
 from autotrain_mem.methods.configs import on_cpu
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.methods.row_lengths import smallest_model
+from autotrain_mem.methods.row_lengths import counting_maps, smallest_model
 from autotrain_mem.settings.words import without_maximized
 from autotrain_mem.support.errors import DatasetFormatError
 from autotrain_mem.types import Counting, Job
@@ -90,6 +91,24 @@ def test_the_lengths_are_those_of_the_trainers_rows(kind: str, model_folder: Fol
     given = {name: str(template) if value == "TEMPLATE" else value for name, value in arguments.items()}
     job = job_of(model_folder, written(tmp_path / "rows.jsonl", rows), **given)
     assert profile(job, str(tmp_path)).rows_by_length == trained_lengths(job, tmp_path)
+
+
+def test_rows_mapped_in_batches_are_those_that_datasets_maps_one_by_one() -> None:
+    more = [{"text": f"row {number}", "part": {"of": [number]}, "odd": number or None} for number in range(2001)]
+    rows, seen = datasets.Dataset.from_list(more), set()
+
+    def longer(row: Any, end: str) -> Any:
+        seen.add(type(row))
+        row["text"] = row["text"] + end if row["odd"] else row["text"]
+        return row | {"length": len(row["text"])}
+
+    given: dict[str, Any] = {"fn_kwargs": {"end": "."}, "remove_columns": ["odd"]}
+    plain = rows.map(longer, **given)
+    with counting_maps(lambda counting: None):
+        quick = rows.map(longer, **given)
+        assert rows.map(longer, **given, writer_batch_size=7).to_list() == quick.to_list()
+    assert (quick.to_list(), quick.features) == (plain.to_list(), plain.features)
+    assert dict in seen, "it was passed rows of batches"
 
 
 @pytest.mark.parametrize("method", ["dpo", "reward"])
