@@ -1,6 +1,7 @@
 """Shows a plan on one screen, in terminals and notebooks: whether it fits, what is trained, and what it costs."""
 
 import io
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,8 +36,8 @@ _REST = "settings, attempts, other levels: -v, or autofit explain"
 
 
 def first_screen(plan: Plan, next_command: str | None = None) -> RenderableType:
-    """Shows a plan in at most :data:`LINES` lines if they have :data:`COLUMNS` columns or more. ``next_command`` is the
-    command that trains with the plan; None if training follows at once."""
+    """Shows a plan in a terminal's window, of at least :data:`LINES` lines and :data:`COLUMNS` columns.
+    ``next_command`` is the command that trains with the plan; None if training follows at once."""
     lines, known = decision(plan), [fact for fact in facts(plan) if fact.gravity]
     asked = len(lines) - len(plan.questions)
     head = [Fact("", line, 90 if number < asked else 80) for number, line in enumerate(lines)]
@@ -86,7 +87,8 @@ _BLANK = Fact("", Text())
 
 @dataclass(frozen=True, slots=True)
 class _Screen:
-    """Fits parts to a screen: one line of each, then in full as many as fit, gravest first. Tables are never cut."""
+    """Fits parts to a terminal's window: one line of each, then in full as many as fit, gravest first. Tables are never
+    cut, and nothing is in a pipe or a notebook."""
 
     parts: Sequence[Fact | Table]
 
@@ -96,7 +98,8 @@ class _Screen:
 
         gravities = [ALWAYS if isinstance(part, Table) else part.gravity for part in self.parts]
         order = sorted(range(len(gravities)), key=lambda at: -gravities[at])
-        left, shown = LINES, dict[int, RenderableType]()
+        left = max(LINES, console.height) if console.is_terminal else sys.maxsize
+        shown = dict[int, RenderableType]()
         for at in order:
             part = _shown(self.parts[at], whole=gravities[at] == ALWAYS)
             if lines(part) <= left:
@@ -130,7 +133,7 @@ Shown = Plan | Estimate | Report | Cards
 
 def html_of(shown: Shown) -> str:
     """Renders the terminal's view for ``_repr_html_``, with every text escaped."""
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, force_jupyter=False)
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), color_system="truecolor", force_jupyter=False)
     views: dict[type, Any] = {Plan: first_screen, Estimate: estimate_screen, Report: report_view, Cards: cards_view}
     console.print(views[type(shown)](shown))
     return console.export_html(inline_styles=True, theme=DEFAULT_TERMINAL_THEME, code_format=_PAGE)

@@ -178,9 +178,11 @@ VIEWS = {
 }
 
 
-def rendered(view: RenderableType, width: int = 100, *, color: bool = False) -> str:
+def rendered(view: RenderableType, width: int = 100, *, color: bool = False, height: int | None = None) -> str:
+    """Returns what a pipe gets, or a terminal with colors, or one with a window of this height."""
     file, system = io.StringIO(), "truecolor" if color else None
-    Console(file=file, width=width, no_color=not color, force_terminal=color, color_system=system).print(view)
+    options = {"no_color": not color, "force_terminal": color or height is not None, "color_system": system}
+    Console(file=file, width=width, height=height, **options).print(view)
     return file.getvalue()
 
 

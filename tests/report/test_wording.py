@@ -205,7 +205,7 @@ CROWDED = replace(
 
 
 def lines(plan: Plan, columns: int = COLUMNS) -> list[str]:
-    return rendered(first_screen(plan, COMMAND), columns).splitlines()
+    return rendered(first_screen(plan, COMMAND), columns, height=LINES).splitlines()
 
 
 @pytest.mark.parametrize("plan", [*PLANS.values(), CROWDED], ids=[*PLANS, "CROWDED"])
@@ -229,9 +229,15 @@ def test_the_questions_stay_a_wide_terminal_shows_more_and_a_narrow_one_wraps_no
     assert all(len(line) <= 40 for line in lines(PLAN, 40))
 
 
+def test_only_a_small_window_cuts_a_line() -> None:
+    assert any("…" in line for line in lines(CROWDED))
+    for height in (None, 200):
+        assert "…" not in rendered(first_screen(CROWDED, COMMAND), COLUMNS, height=height)
+
+
 def test_an_estimate_takes_a_screen_too() -> None:
     for estimate in (examples.estimate(), examples.crowded(), PLAN.estimate, examples.GRPO_PLAN.estimate):
-        text = rendered(estimate_screen(estimate), COLUMNS)
+        text = rendered(estimate_screen(estimate), COLUMNS, height=LINES)
         assert len(text.splitlines()) <= LINES
         assert "needed" in text
 
