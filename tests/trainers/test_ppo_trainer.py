@@ -20,7 +20,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from ppo_runs import ROLLOUT, config, logged, prompts, trainer, weights
 from tiny import tiny_config
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TrainerCallback, TrainerControl
 
 from autotrain_mem.support import errors
 from autotrain_mem.support.errors import EmptyDatasetError, TrainingError, UsageError
@@ -173,6 +173,10 @@ def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(build: Buil
     assert events[-1]["episode"] == 2 * ROLLOUT
     assert (tmp_path / "checkpoint-2").is_dir()
     assert [event["logs"]["loss"] for event in events if event["event"] == "log"] == logged(built, "loss")
+
+    narrator.interrupted, built.state.global_step, control = False, 5, TrainerControl()
+    narrator.on_step_end(built.args, built.state, control)
+    assert (narrator.interrupted, control.should_training_stop) == (False, False), "it is done, and saves the model"
 
 
 def test_the_logged_loss_is_the_mean_of_what_is_minimised(build: Build) -> None:

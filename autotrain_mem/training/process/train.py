@@ -164,7 +164,8 @@ def keep_order(trainer: Any) -> None:
 
 
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Sends ``start``, ``step`` and ``log`` events. Stops all ranks after the same step once Ctrl-C reaches one."""
+    """Sends ``start``, ``step`` and ``log`` events. Stops all ranks after the same step once Ctrl-C reaches one, but
+    after the last step lets them save the model."""
 
     def __init__(self, send: SendEvent, read: Callable[[], MemoryReading | None], world: World) -> None:
         self._send, self._read, self._world = send, read, world
@@ -184,7 +185,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         reading = self._read()
         memory = None if reading is None else codec.to_json(reading)
         self._send({"event": "step", "step": state.global_step, "memory": memory})
-        if self._world.poll(self._is_asked):
+        if self._world.poll(self._is_asked) and state.global_step < state.max_steps:  # the last step: the run is done
             self.interrupted = True
             control.should_training_stop = True
             # The run can then be resumed from here, unless checkpoints are turned off.
