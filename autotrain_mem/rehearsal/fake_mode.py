@@ -19,6 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 _PLAIN = frozenset({int, float, bool, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format})
 _PURE_NAMESPACES = frozenset({"bitsandbytes"})
 """Namespaces of operators whose results depend on shapes and dtypes alone; torch caches only its own operators."""
+_aten = torch.ops.aten
+_PLACED = frozenset(
+    {_aten.as_strided.default, _aten.view.dtype, _aten.view_as_real.default, _aten.view_as_complex.default}
+)
+"""Views whose offset is absolute, or in elements of another size. All other results are equally far from their argument
+at any offset: this saves torch's lookup for each window of an image."""
 _META = torch.device("meta")
 
 Key = tuple[Any, ...]
@@ -55,14 +61,15 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
     def _key(self, func: Any, args: Any, kwargs: Any) -> Key | None:
         """Returns the facts in torch's ``_cache_key`` for static shapes; None if an argument is not ordinary."""
         facts = [func, torch.get_default_dtype(), torch._C._get_default_device(), torch.is_inference_mode_enabled()]
-        ordinary = self._is_quick and self._read(args, facts)
+        placed = func in _PLACED or func._schema.is_mutable
+        ordinary = self._is_quick and self._read(args, facts, placed)
         if kwargs and ordinary:
             facts += kwargs
-            ordinary = self._read(kwargs.values(), facts)
+            ordinary = self._read(kwargs.values(), facts, placed)
         return tuple(facts) if ordinary else None
 
-    def _read(self, items: Iterable[Any], facts: list[Any]) -> bool:
-        """Adds the facts of some arguments; returns whether all of them are ordinary."""
+    def _read(self, items: Iterable[Any], facts: list[Any], placed: bool) -> bool:
+        """Adds the facts of some arguments, with offsets if ``placed``; returns whether all of them are ordinary."""
         for item in items:
             if (kind := type(item)) is FakeTensor:
                 state = item.__dict__
@@ -72,7 +79,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
                     item.dtype,
                     item.shape,
                     item.stride(),
-                    item.storage_offset(),
+                    placed and item.storage_offset(),
                     item.untyped_storage().nbytes(),
                     state["_fake_device"],
                     item.requires_grad,
@@ -83,7 +90,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
                 facts += (kind, item)  # 1, 1.0 and True are equal, but give results of different dtypes
             elif kind is list or kind is tuple:
                 facts += (kind, len(item))
-                if not self._read(item, facts):
+                if not self._read(item, facts, placed):
                     return False
             else:
                 return False
@@ -101,7 +108,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
             return None
         if not isinstance(entry := FakeTensorMode.cache.get(key), fake_tensor._DispatchCacheValidEntry):
             return None
-        parts = tuple(part for info in entry.output_infos if (part := _part(info)) is not None)
+        parts = tuple(part for info in entry.output_infos if (part := _part(info, args)) is not None)
         if len(parts) < len(entry.output_infos):
             return None
         return (lambda mode, args: tuple([part(mode, args) for part in parts])) if entry.is_output_tuple else parts[0]
@@ -135,8 +142,9 @@ _recipes: dict[Key | None, _Recipe | None] = {None: None}
 and is shared by all modes."""
 
 
-def _part(info: Any) -> _Recipe | None:
-    """Makes the recipe for one output: reads torch's info as ``_get_output_tensor_from_cache_entry`` does."""
+def _part(info: Any, args: Any) -> _Recipe | None:
+    """Makes the recipe for one output: reads torch's info as ``_get_output_tensor_from_cache_entry`` does. A view keeps
+    its distance from its argument's offset."""
     found, written, viewed = info.metadata, info.inplace_idx, info.view_idx
     if written is not None:
         return lambda mode, args: args[written]
@@ -146,11 +154,13 @@ def _part(info: Any) -> _Recipe | None:
     if found.layout is not torch.strided or found.requires_grad or found.is_conj or found.is_neg:
         return None
     shape, stride, dtype, device = found.shape, found.stride, found.dtype, found.device
+    distance = 0 if viewed is None else found.storage_offset - args[viewed].storage_offset()
 
     def make(mode: QuickFakeMode, args: Any) -> Any:
         tensor = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
         if viewed is not None:
-            tensor.set_(args[viewed].untyped_storage(), found.storage_offset, shape, stride)
+            base = args[viewed]
+            tensor.set_(base.untyped_storage(), base.storage_offset() + distance, shape, stride)
         return mode.wrap(tensor, device)
 
     return make

@@ -24,14 +24,11 @@ def mode() -> Iterator[QuickFakeMode]:
         yield mode
 
 
-def tensors() -> dict[str, torch.Tensor]:
-    """Those that calls are made with, new ones each time."""
-    return {
-        "matrix": torch.empty(4, 6),
-        "turned": torch.empty(6, 4).t(),
-        "half": torch.empty(4, 6, dtype=torch.bfloat16),
-        "rows": torch.empty(3, dtype=torch.long),
-    }
+def tensors(offset: int = 0) -> dict[str, torch.Tensor]:
+    """Those that calls are made with, new ones each time, at an offset in their storages."""
+    matrix, turned, half = (torch.empty(26, dtype=each)[offset : offset + 24] for each in (None, None, torch.bfloat16))
+    rows = torch.empty(3, dtype=torch.long)
+    return {"matrix": matrix.view(4, 6), "turned": turned.view(6, 4).t(), "half": half.view(4, 6), "rows": rows}
 
 
 CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
@@ -39,6 +36,8 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "promoted": (ATEN.add.Tensor, ("matrix", "half"), {"alpha": 2}),
     "of no tensor": (ATEN.zeros.default, ([2, 3],), {"dtype": torch.float16, "device": torch.device("cpu")}),
     "view": (ATEN.slice.Tensor, ("matrix", 0, 1, 3), {}),
+    "view of the storage": (ATEN.as_strided.default, ("matrix", [2, 2], [1, 2], 1), {}),
+    "view of another size": (ATEN.view.dtype, ("matrix", torch.float16), {}),
     "expanded view": (ATEN.expand.default, ("matrix", [5, 4, 6]), {}),
     "in place": (ATEN.mul_.Tensor, ("matrix", "half"), {}),
     "several": (ATEN.native_layer_norm.default, ("matrix", [6], None, None, 1e-5), {}),
@@ -80,14 +79,21 @@ def seen(result: Any, args: Any) -> Any:
 @pytest.mark.parametrize("name", CALLS)
 def test_an_answer_is_what_torch_would_have_made(name: str, mode: QuickFakeMode) -> None:
     func, pattern, kwargs = CALLS[name]
-    with FakeTensorMode() as plain, plain:
-        args = filled(pattern, tensors())
-        expected = seen(func(*args, **kwargs), args)
-    first, again = (filled(pattern, tensors()) for _ in range(2))
-    assert seen(func(*first, **kwargs), first) == expected
-    with patch.object(FakeTensorMode, "_cached_dispatch_impl", side_effect=AssertionError("torch's own is asked")):
-        assert seen(mode.answer(func, again, kwargs), again) == expected
-        assert seen(func(*again, **kwargs), again) == expected, "the same from under the dispatcher"
+    for offset in (0, 2):
+        with FakeTensorMode() as plain, plain:
+            args = filled(pattern, tensors(offset))
+            expected = seen(func(*args, **kwargs), args)
+        first, again = (filled(pattern, tensors(offset)) for _ in range(2))
+        assert seen(func(*first, **kwargs), first) == expected
+        with patch.object(FakeTensorMode, "_cached_dispatch_impl", side_effect=AssertionError("torch's own is asked")):
+            assert seen(mode.answer(func, again, kwargs), again) == expected
+            assert seen(func(*again, **kwargs), again) == expected, "the same from under the dispatcher"
+
+
+def test_windows_of_one_tensor_take_the_first_ones_answer(mode: QuickFakeMode) -> None:
+    image = torch.empty(8, 6)
+    ATEN.exp.default(image[:4])
+    assert mode.answer(ATEN.exp.default, (image[4:],), {}) is not NotImplemented
 
 
 def test_what_is_known_of_one_tensor_is_not_known_of_the_next(mode: QuickFakeMode) -> None:
@@ -102,7 +108,7 @@ def test_what_is_known_of_one_tensor_is_not_known_of_the_next(mode: QuickFakeMod
 ORDINARY = {
     "a dtype": lambda: torch.empty(4, 6, dtype=torch.float64),
     "a stride": lambda: torch.empty(6, 4).t(),
-    "an offset": lambda: torch.empty(5, 6)[1:],
+    "a larger storage": lambda: torch.empty(5, 6)[1:],
     "a resized storage": lambda: torch.empty(4, 6).resize_(8, 6).resize_(4, 6),
 }
 

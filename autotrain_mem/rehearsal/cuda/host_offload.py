@@ -191,8 +191,12 @@ class Streams:
     @contextmanager
     def stream(self, stream: _Stream) -> Iterator[None]:
         """Within the block, tensors are allocated on this stream."""
-        with patch.object(self, "_now", stream), self._recorder.on_stream(stream.number):
-            yield
+        before, self._now = self._now, stream
+        try:
+            with self._recorder.on_stream(stream.number):
+                yield
+        finally:
+            self._now = before
 
     def current_device(self) -> Any:
         return 0

@@ -169,6 +169,10 @@ def pass_through(*tensors: torch.Tensor) -> Cost:
     return Cost(dtype=_dtype(tensors), bytes=sum(map(_size_bytes, tensors)))
 
 
+_forward_flops, _backward_flops = map(functools.cache, (sdpa_flop_count, sdpa_backward_flop_count))
+"""torch's formulas; a vision tower has thousands of equal calls."""
+
+
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, visible: float, backward: bool = False
 ) -> Cost:
@@ -181,7 +185,7 @@ def attention(
     """
     shapes = (query.shape, key.shape, value.shape)
     result = (*query.shape[:3], value.shape[3])
-    flops = sdpa_backward_flop_count(result, *shapes) if backward else sdpa_flop_count(*shapes)
+    flops = _backward_flops(result, *shapes) if backward else _forward_flops(*shapes)
     moved = sum(map(_size_bytes, (query, key, value))) + query.numel() * query.element_size()
     return Cost(
         kind=Kind.ATTENTION,

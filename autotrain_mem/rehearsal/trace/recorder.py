@@ -6,7 +6,7 @@ death. A ``workspace`` function computes the memory that a kernel allocates and 
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -184,9 +184,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         """Releases the cache (``torch.cuda.empty_cache``)."""
         self.ledger.empty_cache()
 
-    def on_stream(self, stream: int) -> AbstractContextManager[Any]:
+    @contextmanager
+    def on_stream(self, stream: int) -> Iterator[None]:
         """Within the ``with`` block, blocks are allocated on this stream (``torch.cuda.stream``)."""
-        return patch.object(self.ledger, "stream", stream)
+        before, self.ledger.stream = self.ledger.stream, stream
+        try:
+            yield
+        finally:
+            self.ledger.stream = before
 
     def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
         """Records another stream that uses a tensor (``torch.Tensor.record_stream``)."""
