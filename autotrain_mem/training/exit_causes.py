@@ -161,7 +161,9 @@ def _of_status(ending: Ending) -> Cause:
     if (number := -(ending.code or 0)) == signal.SIGKILL and ending.host_kills:
         return Cause(name="host out of memory", why="the kernel's OOM killer ended it (signal 9)")
     how = f"signal {number}" if number > 0 else f"exit status {ending.code}"
-    if number in (signal.SIGTERM, signal.SIGKILL):
+    if number == signal.SIGKILL:
+        return Cause(name="killed", why=f"{how}, often since host memory ran out: see dmesg, or the scheduler's log")
+    if number == signal.SIGTERM:
         return Cause(name="killed", why=how)
     for line in reversed(ending.log_tail.splitlines()):
         if (name := _named_in(line)) is not None:

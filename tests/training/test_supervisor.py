@@ -19,6 +19,7 @@ from autotrain_mem.training.supervisor import Change, RunAttempt, supervise
 from autotrain_mem.types import Knobs, LearnedLimits
 
 END = {"event": "end", "interrupted": False}
+KILLED = "signal 9, often since host memory ran out: see dmesg, or the scheduler's log"
 SMALLER = Change(
     knobs=replace(TRL_DEFAULTS, per_device_train_batch_size=4, gradient_accumulation_steps=2),
     flags="--per_device_train_batch_size 4 --gradient_accumulation_steps 2",
@@ -88,7 +89,7 @@ def test_a_cause_names_the_checkpoint_that_was_written_and_the_rank_in_one_line(
     assert cause_of(ending).name == "saving failed"
     assert cause_of(ending).remedy is Remedy.UNLESS_REPEATED
     ending = Ending(error=TrainingError("Rank 1 of the training ended."), code=-9, rank=1)
-    assert cause_of(ending).why == "rank 1: signal 9"
+    assert cause_of(ending).why == f"rank 1: {KILLED}"
     hang = replace(ending, code=None, waited_for="its process sends no heartbeats")
     assert (cause_of(hang).name, cause_of(hang).why) == ("hang", "rank 1: its process sends no heartbeats")
     cause = cause_of(Ending(error=error_of("RuntimeError: " + "very long " * 100)))
@@ -139,7 +140,7 @@ def test_a_killed_process_is_gone_on_with_from_the_last_checkpoint_and_what_the_
     assert script.run() is END
     assert [attempt.began_at for attempt in script.attempts] == [0, 40]
     assert [attempt.learned for attempt in script.attempts] == [LearnedLimits(), LEARNED]
-    restart = {"step": 47, "resumed_at": 40, "cause": "killed", "why": "signal 9", "change": ""}
+    restart = {"step": 47, "resumed_at": 40, "cause": "killed", "why": KILLED, "change": ""}
     assert script.restarts == [restart]
     script = Script([(killed(3), None), (END, None)])
     assert script.run() is END
