@@ -93,7 +93,9 @@ def _decide(rehearsals: api.Rehearsals, request: api.RunRequest, output: flags.O
 def train(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:
     """Runs ``autofit METHOD``: plans, and trains with the plan."""
     request = api.resumed(
-        request, terminal.warn, lambda folder: terminal.warn(f"continuing the run in {folder}, with its plan")
+        request,
+        terminal.warn,
+        lambda folder: terminal.warn(f"continuing the run in {folder}, with its plan (autofit explain {folder})"),
     )
     to_train = not (request.plan_only or output.stops)
     request = _checked(request, output, to_train=to_train)
@@ -107,7 +109,9 @@ def train(workers: api.Workers, request: api.RunRequest, output: flags.Output) -
         if request.plan_only:
             return _print_plan(chosen, request, output)
         console = terminal.lasting_console(stderr=output.json)
-        console.print(explain_view(chosen) if output.verbose else first_screen(chosen))
+        earlier = request.plan if request.argument("resume_from_checkpoint") else None
+        if earlier is None or (earlier.knobs, earlier.warnings) != (chosen.knobs, chosen.warnings):
+            console.print(explain_view(chosen) if output.verbose else first_screen(chosen))
         pages: list[str] = []
         with terminal.TrainingProgress(console, budget_bytes=rehearsals.budget_bytes, pages=pages) as progress:
             report = api.train(rehearsals, chosen, request, progress.on_event, machines=machines)
