@@ -93,9 +93,7 @@ def _decide(rehearsals: api.Rehearsals, request: api.RunRequest, output: flags.O
 def train(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:
     """Runs ``autofit METHOD``: plans, and trains with the plan."""
     request = api.resumed(
-        request,
-        terminal.warn,
-        lambda folder: terminal.warn(f"continuing the run in {folder}, with its plan (autofit explain {folder})"),
+        request, terminal.warn, lambda folder: terminal.warn(f"continuing the run in {folder}, with its plan")
     )
     to_train = not (request.plan_only or output.stops)
     request = _checked(request, output, to_train=to_train)

@@ -159,7 +159,6 @@ def check_rows(split: Any, columns: tuple[str, ...], name: str, template: str | 
     kept = split.select_columns(list(columns)).with_format(None)
     try:
         empty, bad = 0, {}
-        # In batches, rows are read in a third of the time.
         batches = (zip(*(batch[name] for name in columns), strict=True) for batch in kept.iter(1000))
         for number, values in enumerate(chain.from_iterable(batches)):
             row = dict(zip(columns, values, strict=True))

@@ -46,9 +46,6 @@ def processes(rows: int, given: int | None) -> int | None:
     return wanted if (wanted := min(cores(), MOST_PROCESSES, rows // ROWS_PER_PROCESS)) > 1 else None
 
 
-_OPTIONS_OF_ROWS = {"batched", "desc", "fn_kwargs", "num_proc", "remove_columns"}
-
-
 @contextmanager
 def counting_maps(on_progress: OnProgress) -> Iterator[None]:
     """Within the block, ``datasets/arrow_dataset.py: Dataset.map`` reports its progress in place of its bars, passes a
@@ -61,10 +58,10 @@ def counting_maps(on_progress: OnProgress) -> Iterator[None]:
     mapped = Dataset.map
 
     def map_quickly(rows: Any, function: Any = None, *args: Any, **options: Any) -> Any:
-        if (name := getattr(function, "__name__", "")) == "build_labels":
+        if getattr(function, "__name__", "") == "build_labels":
             return rows
         decodes = any(hasattr(each, "decode_example") for each in rows.features.values())  # such as images
-        if args or decodes or options.get("batched") or not options.keys() <= _OPTIONS_OF_ROWS:
+        if args or decodes or not options.keys() <= {"desc", "fn_kwargs", "num_proc", "remove_columns"}:
             return mapped(rows, function, *args, **options)
         more = options.pop("fn_kwargs", None) or {}
 
@@ -76,8 +73,7 @@ def counting_maps(on_progress: OnProgress) -> Iterator[None]:
             made = {name: [row[name] for row in done] for name in done[0]}
             return {name: values for name, values in made.items() if values != columns.get(name)}
 
-        of_batch.__name__ = name
-        return mapped(rows, of_batch, **options | {"batched": True})
+        return mapped(rows, of_batch, batched=True, **options)
 
     @contextmanager
     def bar(*, total: int, desc: str | None = None, initial: int = 0, **options: Any) -> Iterator[SimpleNamespace]:

@@ -226,11 +226,9 @@ def test_a_report_draws_the_step_of_every_plan_new_cached_followed_or_for_a_like
         plan.save(file)
         found = material_of(file, store)
         assert (found.timeline is not None, found.profile is not None, found.not_shown) == (True, bool(plan.data), ())
-    lacking = ("the memory timeline of the rehearsed step", "the row lengths")
-    for plan, missing in ((first, lacking[0]), (with_data, " and ".join(lacking))):
-        plan.save(file)
         (said,) = material_of(file, NOWHERE).not_shown
-        assert said == f"Not in the cache, so not shown: {missing}. Plan again with an empty cache."
+        assert said.startswith("Not in the cache, so not shown: the memory timeline of the rehearsed step")
+        assert ("row lengths" in said) is bool(plan.data)
 
 
 SPLIT = {"max_length": 512, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
