@@ -160,10 +160,14 @@ class Predictions:
         least = self._subject.facts.parameters * each_bytes * copies
         return least + self._subject.outside_bytes(knobs) > self._subject.budget_bytes
 
-    def foresee(self, knobs: Knobs) -> None:
-        key = self._key(knobs, None)
-        if self._confirms and key not in self._begun and self._known(knobs, whole=True) is None:
-            self._begun[key] = self._subject.workers.begin(partial(self._trace, knobs))
+    def foresee(self, knobs: Knobs, *, whole: bool) -> None:
+        """Starts a rehearsal of the whole model. A point that only may be asked for gets a worker that is idle, and
+        only if few layers do not suffice, since the search waits longest for rehearsals of whole models."""
+        key, workers = self._key(knobs, None), self._subject.workers
+        is_idle = len(workers) > 1 and all(begun.done() for begun in self._begun.values())
+        is_worth_it = whole or (is_idle and self._depths(knobs) is None)
+        if is_worth_it and self._confirms and key not in self._begun and self._known(knobs, whole) is None:
+            self._begun[key] = workers.begin(partial(self._trace, knobs))
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
         """Estimates a point's speed from a rehearsed point's work; an upper bound if only one of them recomputes."""

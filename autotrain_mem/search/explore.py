@@ -44,7 +44,7 @@ def best_of(
     the choice before it is confirmed, to rehearse the points that it is compared with."""
     found = _best(level, memo, confirmed=confirmed)
     while confirmed and found is not None:
-        memo.foresee(found.knobs)
+        memo.foresee(found.knobs, whole=True)
         around = _around(level, memo, found.knobs)
         memo.ask(around)
         meanwhile(found)
@@ -164,10 +164,12 @@ def _fastest(level: Level, memo: Memo, tie: float) -> Estimate | None:
         best = min(tied, key=lambda pair: (pair[0], pair[1].required_bytes), default=(0, None))[1]
         beyond = 0.0 if best is None else best.tokens_per_second * (1 + tie)
         promises = [(number, promise(memo, level.space, sight, beyond)) for number, sight in enumerate(seen)]
-        likely = [(each.expected, -number, each.knobs) for number, each in promises if each is not None]
+        likely = sorted((each.expected, -number, each.knobs) for number, each in promises if each is not None)
         if not likely:
             return best
-        memo(max(likely)[2])
+        for *_, second in likely[-2:-1]:
+            memo.foresee(second, whole=False)
+        memo(likely[-1][2])
 
 
 def longest_rows(level: Level, memo: Memo, *, turns: int) -> Estimate | None:

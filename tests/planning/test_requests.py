@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock, patch
 
 import pytest
 import yaml
@@ -24,6 +24,7 @@ from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES
 from autotrain_mem.planning import for_processes, kept_answers, read_request, rehearsals
 from autotrain_mem.planning.accelerate_config import launch_warnings, with_accelerate
 from autotrain_mem.planning.kept_answers import answered, is_parsed, parsed
+from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.read_request import with_peft_config
 from autotrain_mem.planning.run_request import RunRequest, no_model
 from autotrain_mem.run import early
@@ -393,3 +394,21 @@ def test_a_stream_needs_a_limit_of_its_rows_and_of_the_command_its_number_of_ste
     assert named == ["--max_length N", *missing]
     limited = replace(job, arguments={**given, "max_length": 64, **({"max_steps": 3} if missing else {})})
     assert "64 tokens" in rehearsals.stream_lengths(limited).why_not
+
+
+@pytest.mark.parametrize(
+    ("workers", "depths", "running", "begun"),
+    [(2, None, 0, 1), (1, None, 0, 0), (2, "few layers", 0, 0), (2, None, 1, 0)],
+)
+def test_an_idle_worker_begins_what_may_be_asked_for_if_few_layers_do_not_suffice(
+    workers: int, depths: str | None, running: int, begun: int
+) -> None:
+    subject = MagicMock(**{"hardware.capability": (8, 0), "facts.depths_for.return_value": depths})
+    subject.workers.__len__.return_value = workers
+    subject.workers.begin.return_value.done.return_value = False
+    predictions = Predictions(subject)
+    with patch.object(Predictions, "_known", return_value=None):
+        for rows in range(running):
+            predictions.foresee(replace(TRL_DEFAULTS, per_device_train_batch_size=rows + 2), whole=True)
+        predictions.foresee(TRL_DEFAULTS, whole=False)
+    assert subject.workers.begin.call_count == running + begun

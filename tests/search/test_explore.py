@@ -290,3 +290,9 @@ def test_a_curve_that_misleads_the_slope_costs_at_most_three_times_bisection(bor
     curve = Curved(budget_bytes=24 * GIB)
     most_that_fits(SPACE, ROWS, Memo(SPACE, curve))
     assert len(curve.calls) <= 2 + 3 * 6
+
+
+def test_a_third_of_the_second_likeliest_points_are_asked_for_later() -> None:
+    models = [searched(space, card(number, space)).model for number in range(20) for space in [job(number)]]
+    foreseen = [knobs in model.calls for model in models for knobs in model.foreseen]
+    assert sum(foreseen) >= len(foreseen) * 0.3 > 0
