@@ -22,6 +22,7 @@ OTHER_CARD = {
     "rloo-qwen2.5-0.5b": "rtx4090",
     "sft-llama3.1-8b-full": "a100-40gb",
     "sft-llama3.1-8b-lora-8bit": "l40s",
+    "sft-llama3.1-8b-qlora": "rtx4090",
     "sft-qwen2.5-0.5b": "rtx4090",
 }
 """The second card of each recipe, besides the one in its header. Both have the same kernels, to share rehearsals."""
