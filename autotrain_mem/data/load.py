@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import count
 from typing import Any
 
 from autotrain_mem.data.image_sizes import IMAGE_COLUMNS
@@ -159,12 +159,15 @@ def check_rows(split: Any, columns: tuple[str, ...], name: str, template: str | 
     kept = split.select_columns(list(columns)).with_format(None)
     try:
         empty, bad = 0, {}
-        batches = (zip(*(batch[name] for name in columns), strict=True) for batch in kept.iter(1000))
-        for number, values in enumerate(chain.from_iterable(batches)):
-            row = dict(zip(columns, values, strict=True))
-            empty += row_formats.is_empty(row)
-            if why := row_formats.why_bad(row, template):
-                bad[number] = why
+        take_texts = not row_formats.why_bad(dict.fromkeys(columns, "a text"))
+        for first, batch in zip(count(step=1000), kept.iter(1000), strict=False):
+            if take_texts and all(isinstance(value, str) and value for values in batch.values() for value in values):
+                continue  # a tenth of the time
+            for number, values in enumerate(zip(*(batch[column] for column in columns), strict=True), first):
+                row = dict(zip(columns, values, strict=True))
+                empty += row_formats.is_empty(row)
+                if why := row_formats.why_bad(row, template):
+                    bad[number] = why
     except UnicodeDecodeError as error:
         raise errors.MalformedDatasetError(
             f"{name} holds text that is not UTF-8: {data_files.undecodable_line(pathlib.Path(name)) or error}.",

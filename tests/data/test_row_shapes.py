@@ -95,7 +95,7 @@ SHAPES: dict[str, Shape] = {
     "not a number": ("sft", '{"text": NaN}', "line 1, text is NaN, not text"),
     "null after a blank line": ("sft", '\n{"text": null}\n', "line 2, text is null, not text"),
     "null in a packed file": ("sft .jsonl.gz", gzip.compress(b'\n{"text": null}'), "line 2, text is null, not text"),
-    "null far below": ("sft", [*TEXTS * 60, {"text": None}], "line 121, text is null"),
+    "null far below": ("sft", [*TEXTS * 602, {"text": None}], "line 1205, text is null"),
     "empty cell": ("sft .csv", "prompt,completion\na,\nb,c\n", "row 1, completion is null"),
     "NA": ("sft .csv", "text\nhello\nNA\n", "(?s)row 2, text is null.*an empty cell, NA and null"),
     "instruction and output": ("sft", [{"instruction": "a", "input": "", "output": "b"}], "no format that TRL kn"),

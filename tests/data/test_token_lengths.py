@@ -108,6 +108,17 @@ def test_rows_mapped_in_batches_are_those_that_datasets_maps_one_by_one() -> Non
     assert (quick.to_list(), quick.features, dict in seen) == (plain.to_list(), plain.features, True)
 
 
+def test_a_tokenizer_gives_only_the_ids_of_a_text_while_rows_are_counted(model_folder: Folder) -> None:
+    tokenizer, text = load_tokenizer(str(model_folder("qwen2"))), "2 + 2 is <|im_end|> 4"
+    plain = [tokenizer(text=text), tokenizer(text=text, truncation=True, max_length=3), tokenizer(text=text)]
+    with counting_maps(lambda counting: None):
+        quick = [tokenizer(text=text), tokenizer(text=text, truncation=True, max_length=3)]
+        quick += [tokenizer(text=text), tokenizer(text=text)]  # the first of them ends the truncation
+    assert [[*each] for each in quick] == [["input_ids"], [*plain[0]], [*plain[0]], ["input_ids"]]
+    assert [each["input_ids"] for each in quick[:3]] == [each["input_ids"] for each in plain]
+    assert quick[3] == quick[0] != quick[1]
+
+
 @pytest.mark.parametrize("method", ["dpo", "reward"])
 def test_pairs_have_the_tokens_of_both_sequences(method: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
     found = profile(job_of(model_folder, written(tmp_path / "rows.jsonl", PAIRS), method), str(tmp_path))
