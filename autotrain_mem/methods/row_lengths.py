@@ -64,7 +64,7 @@ def counting_maps(on_progress: OnProgress) -> Iterator[None]:
         is_whole = backend.truncation is None and backend.encode_special_tokens == tokenizer.split_special_tokens
         if args or len(options) > 1 or not isinstance(text, str) or not is_whole or backend.padding is not None:
             return tokenized(tokenizer, *args, **options)
-        if type(tokenizer)._encode_plus is not encoded or hasattr(tokenizer, "_switch_to_input_mode"):
+        if type(tokenizer)._encode_plus is not encoded or hasattr(type(tokenizer), "_switch_to_input_mode"):
             return tokenized(tokenizer, text)  # the model's own tokenizer adds something
         return {"input_ids": backend.encode_batch_fast([text])[0].ids}  # without the places of tokens in the text
 
