@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.live import Live
 
 from autotrain_mem.cli.flags import CommandParser
+from autotrain_mem.report.difference_view import difference_view
 from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.layout import Indented
 from autotrain_mem.report.machine_view import doctor_view, issue_text, recipes_view
@@ -142,13 +143,19 @@ was tried in which order, the time of a step, and what other levels of harm offe
 
 PLAN is what `autofit plan ... --out FILE` wrote or --json printed, what `autofit METHOD ... --json` printed, an output
 folder, which holds a plan.json, or - for standard input.
+
+With --against, it compares two plans: which settings, versions and allocations differ.
+
+  autofit explain new.json --against old.json
 """
 
 
 def explain(argv: Sequence[str]) -> int:
-    """Prints what one plan holds. Raises UsageError for a wrong command line, PlanFileError for an unreadable plan."""
+    """Prints what one plan holds, or in what two differ. Raises UsageError for a wrong command line, and PlanFileError
+    for an unreadable plan."""
     parser = CommandParser("explain", _EXPLAIN)
     parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan's file, an output folder, or -")
+    parser.add_argument("--against", metavar="OTHER", help="compare with another plan: a file or an output folder")
     usage = "autofit explain plan.json, autofit explain OUTPUT_FOLDER, or autofit explain - for standard input."
     if "--json" in argv:
         raise UsageError("autofit explain takes no --json: the plan's file is JSON already.", hint=usage)
@@ -159,7 +166,8 @@ def explain(argv: Sequence[str]) -> int:
         plan = read_plan(sys.stdin.buffer.read(LARGEST_BYTES + 1), "Standard input")
     else:
         plan = Plan.load(options.plan)
-    Console().print(explain_view(plan))
+    other = None if options.against is None else Plan.load(options.against)
+    Console().print(explain_view(plan) if other is None else difference_view(plan, other))
     return 0
 
 

@@ -13,7 +13,7 @@ from autotrain_mem.types import CACHE_EMPTIED, Block, MemoryEstimate, Owner, Pha
 from autotrain_mem.types.page import Holder, Timeline
 from autotrain_mem.types.trace import RunFacts
 
-LARGEST_MODULES = 5
+LARGEST_MODULES = 10
 
 
 def estimate_memory(trace: Trace, room: DeviceCapacity) -> MemoryEstimate:
@@ -75,11 +75,13 @@ def owners_of(blocks: Iterable[Block]) -> dict[Owner, int]:
 
 
 def largest_modules(blocks: list[Block]) -> tuple[tuple[str, int], ...]:
-    """Lists the modules that hold the most activations and temporaries, with their bytes."""
+    """Lists the modules that hold the most activations and temporaries, with their bytes; those of all layers are one:
+    ``model.layers.*.mlp.up_proj``."""
     sizes: dict[str, int] = defaultdict(int)
     for block in blocks:
-        if block.owner in (Owner.ACTIVATIONS, Owner.TEMPORARY) and block.module:
-            sizes[block.module] += round_size(block.size_bytes)
+        if block.owner in (Owner.ACTIVATIONS, Owner.TEMPORARY):
+            name = re.sub(r"\.\d+(?=\.|$)", ".*", block.module)
+            sizes[name or "outside the modules, as in the loss"] += round_size(block.size_bytes)
     largest = sorted(sizes.items(), key=lambda item: -item[1])
     return tuple(largest[:LARGEST_MODULES])
 

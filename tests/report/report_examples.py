@@ -74,8 +74,8 @@ def memory(owners: dict[Owner, int] = OWNERS, *, scale: float = 1.0, **changes: 
         owners_at_peak=owners,
         modules_at_peak=(
             ("base_model.model.lm_head", 2_489_319_424),
-            ("base_model.model.model.layers.27.mlp.gate_proj.lora_A.default", 169_869_312),
-            ("base_model.model.model.layers.27.self_attn", 84_934_656),
+            ("base_model.model.model.layers.*.mlp.gate_proj.lora_A.default", 169_869_312),
+            ("base_model.model.model.layers.*.self_attn", 84_934_656),
         ),
         reserved=ReservedByMode(
             native=reserved(peak + int(peak * 0.12), slack_bytes=peak // 8),

@@ -24,6 +24,7 @@ from rich.segment import Segment
 
 from autotrain_mem.report import terminal
 from autotrain_mem.report.comparison_view import cards_view
+from autotrain_mem.report.difference_view import difference_view
 from autotrain_mem.report.error_text import error_text, print_error
 from autotrain_mem.report.estimate_view import estimate_view
 from autotrain_mem.report.explain_view import explain_view
@@ -47,6 +48,13 @@ NO_FLASH = (
     "its kernels are not made for Turing."
 )
 SPLIT = replace(TRL_DEFAULTS, per_device_train_batch_size=2, gradient_accumulation_steps=32, max_length=768)
+LM_HEAD = (("base_model.model.lm_head", 2_400_000_000), ("outside the modules, as in the loss", 84_934_656))
+OLDER = replace(
+    PLAN,
+    versions={**PLAN.versions, "trl": "1.11.0"},
+    job=replace(PLAN.job, arguments={**PLAN.job.arguments, "max_grad_norm": 0.5}),
+    estimate=replace(estimate(knobs=SPLIT), memory=memory(scale=0.9, modules_at_peak=LM_HEAD)),
+)
 OFFLOADED = replace(SPLIT, activation_offloading=True, optimizer_offload=True)
 FOUR_BIT = replace(CHOSEN, load_in_4bit=True, activation_offloading=True)
 
@@ -159,6 +167,7 @@ VIEWS = {
     "estimate_refused": estimate_view(crowded()),
     "estimate_retried": estimate_view(crowded(refused_bytes=None, fits_expanded=False)),
     "explain_vllm_asleep": explain_view(replace(examples.GRPO_PLAN, estimate=ASLEEP)),
+    "explain_against": difference_view(PLAN, OLDER),
     "explain_ppo": explain_view(examples.PPO_PLAN),
     "explain_dpo": explain_view(examples.DPO_PLAN),
     "explain": explain_view(PLAN),
