@@ -77,8 +77,11 @@ def test_a_plans_page_has_its_figures_and_all_its_attempts() -> None:
     assert predicted["values"] == [*map(float, PLAN.estimate.memory.phases.values())]
     assert "predicted" in found.how_to_read[-1]
     assert "lengths" not in keys
-    whole = section(page(profile=DataProfile(rows_by_length={10: 3, 40: 1})), "lengths")
-    assert (whole["x"], whole["lines"][0]["values"]) == ([10, 40], [0.75, 1.0])
+    lengths = section(page(profile=DataProfile(rows_by_length={10: 5, 31: 1, 768: 1, 769: 1})), "lengths")
+    assert [2**edge for edge in lengths["x"]] == pytest.approx([10, 30, 88, 260, 770])
+    shares = [(line["name"], line["values"]) for line in lengths["lines"]]
+    assert shares == [("longer than 768", [0, 0, 0, 12.5, 0]), ("up to 768", [62.5, 12.5, 0, 12.5, 0])]
+    assert [*lengths["verticals"]] == ["max_length 768: 12.5 % are longer"]
 
 
 def test_a_runs_page_keeps_the_highest_of_many_moments_and_marks_what_happened() -> None:

@@ -1,17 +1,16 @@
 """Makes the content of a plan's or a run's page (figures, tables and texts), without styles."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import accumulate
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate_view import module_tables, scale_of, sum_table
 from autotrain_mem.report.explain_view import attempts
 from autotrain_mem.report.layout import add, table
-from autotrain_mem.report.page.figures import Limits, bar_figure, line_figure, timeline_figure
+from autotrain_mem.report.page.figures import bar_figure, histogram_figure, line_figure, timeline_figure
 from autotrain_mem.report.plan_view import gentler_levels, levels_table, plan_verdict, settings_table
 from autotrain_mem.support.units import brief, counted, duration, format_bytes, rate
-from autotrain_mem.types import REWARD_NAMES, Material, Page, Plan, Report, Section
+from autotrain_mem.types import REWARD_NAMES, DataProfile, Material, Page, Plan, Report, Section
 from autotrain_mem.types.estimate import STEPS
 from autotrain_mem.types.experience import StepReading
 
@@ -93,12 +92,10 @@ def figures(material: Material) -> Iterator[Section]:
     if history is not None:
         yield from _run_figures(material)
     if (profile := material.profile) is not None and profile.rows:
-        longest = plan.job.row_limit(plan.knobs)
-        limit = {} if longest is None else {f"max_length {longest}": float(longest)}
-        yield _distribution("lengths", "How long the rows are", "are at most this long", profile.rows_by_length, limit)
+        yield histogram_figure("lengths", "How long the rows are", profile, plan.job.row_limit(plan.knobs))
         if profile.images is not None:
-            counts = profile.images.rows_by_image_tokens
-            yield _distribution("images", "Image tokens of a row", "have at most this many", counts, {})
+            images = DataProfile(rows_by_length=profile.images.rows_by_image_tokens)
+            yield histogram_figure("images", "Image tokens of a row", images, None)
     if (mixed := estimate.mixed) is not None:
         yield line_figure(
             "hours",
@@ -175,24 +172,6 @@ def _thinned(moments: tuple[StepReading, ...]) -> list[StepReading]:
         stretch = range(place * len(moments) // places, (place + 1) * len(moments) // places)
         chosen |= {stretch[-1], max(stretch, key=reserved.__getitem__)}
     return [moments[index] for index in sorted(chosen)]
-
-
-def _distribution(key: str, title: str, no_more: str, counts: Mapping[int, int], verticals: Limits) -> Section:
-    """Draws the share of rows with at most N tokens over N; ``counts`` maps a number of tokens to a number of rows."""
-    tokens, rows = sorted(counts), sum(counts.values())
-    shares = [count / rows for count in accumulate(counts[each] for each in tokens)]
-    thin = slice(None, None, -max(1, len(tokens) // SHOWN_MOMENTS))  # from the end: keeps the longest row
-    return line_figure(
-        key,
-        title,
-        "tokens",
-        tokens[thin][::-1],
-        {"rows": shares[thin][::-1]},
-        y_title=f"share of the rows that {no_more}",
-        unit="share",
-        verticals=verticals,
-        steps=True,
-    )
 
 
 def tables(material: Material) -> Iterator[Section]:

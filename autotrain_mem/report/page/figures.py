@@ -1,5 +1,6 @@
 """Builds the figures of a page: for each a sentence, a table with the same content, and the values the script draws."""
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
@@ -7,8 +8,8 @@ from typing import Any
 
 from autotrain_mem.report import formatting
 from autotrain_mem.support import codec
-from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types import RunMarker, Section, Timeline
+from autotrain_mem.support.units import format_bytes, percent
+from autotrain_mem.types import DataProfile, RunMarker, Section, Timeline
 
 MOST_ROWS = 60
 """The approximate limit of rows in a figure's table."""
@@ -16,7 +17,7 @@ MOST_ROWS = 60
 Lines = Mapping[str, Sequence[float | None]]
 """The values of each line by its name; None where nothing was measured."""
 Limits = Mapping[str, float]
-"""Positions of horizontal or vertical lines by their names."""
+"""Positions of horizontal lines by their names."""
 
 
 def format_value(value: float | None, unit: str) -> str:
@@ -43,26 +44,22 @@ def line_figure(
     y_title: str,
     unit: str = "",
     limits: Limits | None = None,
-    verticals: Limits | None = None,
     happened: Sequence[RunMarker] = (),
-    steps: bool = False,
 ) -> Section:
     """Draws lines over a common axis; the table holds some of the points, and every incident.
 
     Args:
-        axis: The unit of ``x``, which ascends: seconds, steps or tokens.
+        axis: The unit of ``x``, which ascends: seconds or steps.
         unit: The unit of the values: ``bytes``, ``tokens/s``, or empty for a plain number.
         happened: The incidents to mark, on an axis of seconds.
-        steps: Whether each value holds until the next, as in a distribution, instead of being joined by lines.
     """
-    is_clock, limits, verticals = "second" in axis, limits or {}, verticals or {}
+    is_clock, limits = "second" in axis, limits or {}
 
     def place(value: float) -> str:
         minutes, seconds = divmod(round(value), 60)
         return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if is_clock else format_value(value, "")
 
     sentences = _sentences(lines, limits, unit)
-    sentences += [f"{name} is at {format_value(value, '')}." for name, value in verticals.items()]
     if kinds := [each.kind for each in happened]:
         counts = ", ".join(f"{kind} ({kinds.count(kind)})" for kind in dict.fromkeys(kinds))
         sentences.append(f"Marks: {counts}.")
@@ -85,8 +82,52 @@ def line_figure(
             y_title="" if y_title.lower() == title.lower() else y_title,
             unit=unit,
             marks=codec.to_json(tuple(happened)),
-            verticals={**verticals},
-            steps=steps,
+        ),
+    )
+
+
+def histogram_figure(key: str, title: str, profile: DataProfile, cut: int | None) -> Section:
+    """Draws the share of rows in each bin of lengths, on a logarithmic axis, with those longer than ``cut`` tokens in
+    another colour. The number of bins is Rice's rule: twice the cube root of the rows. Empty rows are left out."""
+    counts = {length: rows for length, rows in profile.rows_by_length.items() if length}
+    least, total, most = min(counts), sum(counts.values()), profile.longest
+    bins = min(MOST_ROWS, math.ceil(2 * total ** (1 / 3)))
+    edges = sorted({round(least * ((most + 1) / least) ** (at / bins)) for at in range(bins + 1)})
+    whole, longer = [0] * len(edges), [0] * len(edges)  # the last edge only ends a bin
+    for length, rows in counts.items():
+        (whole if cut is None or length <= cut else longer)[bisect_right(edges, length) - 1] += rows
+    half, most_rows = profile.percentile(0.5), profile.percentile(0.95)
+    note = f"Half of the rows have at most {half:,} tokens, 95 % at most {most_rows:,}, the longest {most:,}."
+    areas, verticals = {"rows": (whole, "series-1")}, {}
+    if cut is not None:
+        share = percent(profile.truncated_rows_fraction(cut))
+        note += f" max_length {cut:,} {'drops' if profile.drops else 'truncates'} {share} of them."
+        areas = {f"longer than {cut:,}": (longer, "series-2"), f"up to {cut:,}": (whole, "series-1")}
+        verticals = {f"max_length {cut:,}: {share} are longer": math.log2(cut)}
+    rows_of = [sum(both) for both in zip(whole, longer, strict=True)]
+    lines = [
+        {"name": name, "colour": colour, "stacked": True, "values": [100 * rows / total for rows in each]}
+        for name, (each, colour) in areas.items()
+        if any(each)
+    ]
+    table = zip(pairwise(edges), rows_of[:-1], strict=True)
+    return Section(
+        key=key,
+        title=title,
+        note=note,
+        columns=("tokens", "rows", "share of the rows"),
+        rows=tuple((f"{low:,} to {end - 1:,}", f"{rows:,}", percent(rows / total)) for (low, end), rows in table),
+        figure=_figure(
+            [math.log2(edge) for edge in edges],
+            lines,
+            {},
+            home=rows_of.index(max(rows_of)),
+            x_title="tokens",
+            y_title="% of the rows",
+            unit="%",
+            verticals=verticals,
+            steps=True,
+            is_log=True,
         ),
     )
 
@@ -109,7 +150,14 @@ def _figure(
     x: Sequence[float], lines: Sequence[Mapping[str, Any]], limits: Limits, *, home: int, **more: Any
 ) -> dict[str, Any]:
     """Returns what ``static/page.js`` draws; while the mouse is on no point, the page describes the point ``home``."""
-    blank: dict[str, Any] = {"x_title": "", "y_title": "", "verticals": {}, "marks": [], "steps": False}
+    blank: dict[str, Any] = {
+        "x_title": "",
+        "y_title": "",
+        "verticals": {},
+        "marks": [],
+        "steps": False,
+        "is_log": False,
+    }
     return {**blank, "x": [*x], "lines": [*lines], "limits": {**limits}, "home": home, **more}
 
 

@@ -85,7 +85,7 @@ def assert_silent(browser: Browser, path: pathlib.Path) -> None:
 def test_every_figure_is_drawn_in_silence(report: Browser, files: dict[str, pathlib.Path]) -> None:
     shapes = """return [...document.querySelectorAll('.figure')].map((figure) =>
     [...figure.querySelectorAll('svg svg > *')].filter((each) => each.getBoundingClientRect().width > 20).length)"""
-    assert report.execute_script(shapes) == [8, 4, 1, 1, 1, 8]
+    assert report.execute_script(shapes) == [8, 4, 1, 1, 2, 8]
     assert_silent(report, files["usual"])
 
 

@@ -139,10 +139,10 @@ function extent(values) {
   return values.reduce(([low, high], each) => [Math.min(low, each), Math.max(high, each)], [Infinity, -Infinity]);
 }
 
-function horizontalTicks({x, rows, x_title: title, isClock}, {wide}, first, last) {
+function horizontalTicks({x, rows, is_log: isLog, isClock}, {wide}, first, last) {
   if (!rows) {
-    const ticks = ticksOf(first, last, wide / 90, 1, isClock ? CLOCK_STEPS : []);
-    return ticks.map((value) => [value, isClock ? formatClock(value) : formatValue(value)]);
+    const ticks = ticksOf(first, last, wide / (isLog ? 180 : 90), 1, isClock ? CLOCK_STEPS : []);
+    return ticks.map((value) => [value, isClock ? formatClock(value) : formatValue(isLog ? Math.round(2 ** value) : value)]);
   }
   const letters = Math.max(2, Math.floor(wide / x.length / 6.6));
   return rows.map((name, at) => [at, name.length <= letters ? name : `${name.slice(0, letters - 1)}…`]);
@@ -248,14 +248,15 @@ function reading(figure, point, reach = 0) {
   const lastKnown = ({values}) => (rows ? values[point] : values.slice(0, point + 1).findLast((one) => one != null));
   const valueOf = (each) => [each.name, formatValue(lastKnown(each), unit), each];
   const areas = lines.filter((each) => each.stacked), values = areas.map(valueOf);
-  if (areas.length) values.push(['allocated', formatBytes(allocatedAt(lines, point))]);
+  if (figure.phases) values.push(['allocated', formatBytes(allocatedAt(lines, point))]);
   values.push(...lines.filter((each) => !each.stacked).map(valueOf));
   for (const [name, limit] of Object.entries(limits)) values.push([name, formatValue(limit, unit)]);
   const marked = figure.marks.filter((each) => nearest(x, each.seconds) === point || Math.abs(each.seconds - value) <= reach);
   const texts = marked.map(({kind, step, text}) => `${(MARKS[kind] ?? ['▲'])[0]} ${kind}, step ${WHOLE.format(step)}: ${text}`);
   const common = {values, marked: texts, holders: []};
   if (!figure.phases) {
-    const where = rows ? rows[point] : isClock ? formatClock(value) : formatValue(value);
+    const bin = () => x.slice(point, point + 2).map((edge, at) => WHOLE.format(Math.round(2 ** edge) - at)).join(' to ');
+    const where = rows ? rows[point] : isClock ? formatClock(value) : figure.is_log ? bin() : formatValue(value);
     return {...common, where, place: rows ? '' : isClock ? 'since the start' : title};
   }
   const [phase] = figure.phases.findLast(([, from]) => from <= value) ?? ['before the step'];
@@ -408,7 +409,8 @@ function makeFigure(frame, figure, pageTitle) {
   function follow() {
     const left = Math.min(Math.max(pointer - box.getBoundingClientRect().left, layout.left), layout.left + layout.wide);
     pointer = null;
-    moveTo(nearest(x, toValue(left)), rows ? 0 : toValue(MARK_REACH) - toValue(0));
+    const value = toValue(left), near = nearest(x, value); // a step begins at its point, and ends at the next
+    moveTo(figure.steps && near && x[near] > value ? near - 1 : near, rows ? 0 : toValue(MARK_REACH) - toValue(0));
     if (pressed === null) return;
     band.hidden = false;
     band.style.left = `${Math.min(pressed, left)}px`;
