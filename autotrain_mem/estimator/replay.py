@@ -37,23 +37,14 @@ class DeviceCapacity:
 def reserve(trace: Trace, room: DeviceCapacity, *, grows: bool) -> ReservedEstimate:
     """Replays a run and returns its reserved bytes. If the allocator has to release its cache and retry a request, the
     run counts as not fitting; its peak then comes from a second replay, on an unlimited device."""
-    settings = replace(room.settings, grows=grows)
     if not room.caches:
         peak = max(allocated_after_each(trace), default=0)
-        return ReservedEstimate(
-            peak_allocated_bytes=peak,
-            peak_reserved_bytes=peak,
-            peak_limited_bytes=peak,
-            slack_bytes=0,
-            num_alloc_retries=0,
-            largest_refused_bytes=None,
-        )
-    limited = Replay(trace, settings, room)
+        return ReservedEstimate(peak_allocated_bytes=peak, peak_reserved_bytes=peak, peak_limited_bytes=peak)
+    limited = Replay(trace, room, grows=grows)
     limited.run()
     if limited.allocator.num_alloc_retries == 0:
         return limited.estimate()
-    endless = replace(room, settings=settings).endless
-    unlimited = Replay(trace, endless.settings, endless)
+    unlimited = Replay(trace, room.endless, grows=grows)
     unlimited.run()
     return replace(
         unlimited.estimate(),
@@ -81,7 +72,7 @@ def held_after_each(trace: Trace, room: DeviceCapacity, *, grows: bool) -> list[
     if not room.caches:
         return [(allocated, allocated) for allocated in allocated_after_each(trace)]
     held: list[tuple[int, int]] = []
-    replay = Replay(trace, replace(room.settings, grows=grows), room)
+    replay = Replay(trace, room, grows=grows)
     allocator = replay.allocator
 
     def events() -> Iterator[int]:
@@ -100,12 +91,11 @@ class Replay:
     used is available from the next request on, as if these streams had finished.
     """
 
-    def __init__(
-        self, trace: Trace, settings: AllocatorSettings, room: DeviceCapacity, *, on_action: OnAction | None = None
-    ) -> None:
+    def __init__(self, trace: Trace, room: DeviceCapacity, *, grows: bool, on_action: OnAction | None = None) -> None:
         self._trace = trace
         self.requests = [(block.size_bytes, block.stream) for block in trace.blocks]
         self.addresses = [0] * len(trace.blocks)
+        settings = replace(room.settings, grows=grows)
         self.allocator = CachingAllocator(
             room.capacity_bytes, settings, total_bytes=room.total_bytes, on_action=on_action
         )

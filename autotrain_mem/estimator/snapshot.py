@@ -10,7 +10,6 @@ The CUDA context, NCCL's buffers and a vLLM engine use no memory of this allocat
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -27,11 +26,11 @@ _DEFAULT_POOL = (0, 0)
 def make_snapshot(trace: Trace, room: DeviceCapacity, *, grows: bool, setting: str = "") -> Snapshot:
     """Replays a run and records each action of the allocator: about two entries for each event of the trace. After an
     ``oom`` entry the replay continues as if memory sufficed. ``setting`` is PYTORCH_ALLOC_CONF."""
-    settings = replace(room.settings, grows=grows)
     history = History(trace)
-    replay = Replay(trace, settings, room, on_action=history.record)
+    replay = Replay(trace, room, grows=grows, on_action=history.record)
     replay.run(history.events())
     allocator = replay.allocator
+    settings = allocator.settings
     segments = allocator.segments()
     for segment in segments:
         for block in segment["blocks"]:
@@ -83,13 +82,8 @@ class History:
         self._frames: dict[tuple[Owner | None, str, Phase], Frames] = {}
 
     def events(self) -> Iterator[int]:
-        starts = iter((*self._trace.phase_starts, (len(self._trace.events), Phase.SAVE)))
-        following, phase = next(starts)
-        for index, event in enumerate(self._trace.events):
-            while index >= following:
-                self._phase = phase
-                following, phase = next(starts)
-            self._event = event
+        for phase, event in zip(self._trace.phases(), self._trace.events, strict=True):
+            self._phase, self._event = phase, event
             yield event
 
     def record(self, action: str, address: int, size: int, stream: int) -> None:

@@ -1,7 +1,6 @@
 """Computes the memory that a colocated vLLM engine uses, awake and asleep, and the trainer's peaks beside it."""
 
 import math
-from collections import deque
 from dataclasses import replace
 from itertools import islice
 
@@ -79,11 +78,9 @@ def estimate_while_awake(trace: Trace, room: DeviceCapacity, whole: MemoryEstima
     peak = max(moments, key=allocated.__getitem__)
     at_peak = [trace.blocks[number - 1] for number in alive_after(islice(trace.events, peak))]
     phases: dict[Phase, int] = {}
-    phase, starts = Phase.LOAD, deque(trace.phase_starts)
+    phase_of = [Phase.LOAD, *trace.phases()]
     for moment in moments:  # each is the number of events before it
-        while starts and starts[0][0] < moment:
-            phase = starts.popleft()[1]
-        phases[phase] = max(phases.get(phase, 0), allocated[moment])
+        phases[phase_of[moment]] = max(phases.get(phase_of[moment], 0), allocated[moment])
 
     def reserved_at(grows: bool) -> ReservedEstimate:
         held = [(0, 0), *held_after_each(trace, room.endless, grows=grows)]
@@ -93,8 +90,6 @@ def estimate_while_awake(trace: Trace, room: DeviceCapacity, whole: MemoryEstima
             peak_reserved_bytes=reserved_bytes,
             peak_limited_bytes=reserved_bytes,
             slack_bytes=reserved_bytes - allocated_bytes,
-            num_alloc_retries=0,
-            largest_refused_bytes=None,
         )
 
     return replace(

@@ -49,7 +49,7 @@ class ReservedEstimate:
 
     >>> from autotrain_mem import ReservedEstimate
     >>> sizes = {"peak_allocated_bytes": 7, "peak_reserved_bytes": 9, "peak_limited_bytes": 8, "slack_bytes": 2}
-    >>> ReservedEstimate(**sizes, num_alloc_retries=1, largest_refused_bytes=None).fits  # it released its cache
+    >>> ReservedEstimate(**sizes, num_alloc_retries=1).fits  # it released its cache
     False
     """
 
@@ -60,11 +60,11 @@ class ReservedEstimate:
     peak_limited_bytes: int
     """The peak of reserved bytes on the real device, where the allocator releases its cache before it refuses a
     request. The replay grants refused requests and continues. Equal to ``peak_reserved_bytes`` if the run fits."""
-    slack_bytes: int
+    slack_bytes: int = 0
     """The reserved but unallocated bytes when the peak was first reached: free blocks and remainders of split ones."""
-    num_alloc_retries: int
+    num_alloc_retries: int = 0
     """The number of times that the allocator released its whole cache to serve a request."""
-    largest_refused_bytes: int | None
+    largest_refused_bytes: int | None = None
     """The largest request, in bytes, that failed even after the cache was released; None if none failed."""
 
     @property

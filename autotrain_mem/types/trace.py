@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from autotrain_mem.types.work import Phase, Workload
@@ -197,14 +198,14 @@ class Trace(RunFacts):
         if began is not None:
             yield range(began, len(self.events))
 
+    def phases(self) -> Iterator[Phase]:
+        """Yields the phase of each event, in order."""
+        starts = ((0, Phase.LOAD), *self.phase_starts, (len(self.events), Phase.SAVE))
+        for (start, phase), (stop, _) in pairwise(starts):
+            yield from repeat(phase, stop - start)
+
     def walk(self) -> Iterator[tuple[Phase, int, Block]]:
         """Yields (phase, +1 for an allocation or -1 for a free, block) for each allocation and free, in order."""
-        starts = iter((*self.phase_starts, (len(self.events) + 1, Phase.SAVE)))
-        phase = Phase.LOAD
-        following, following_phase = next(starts)
-        for index, event in enumerate(self.events):
-            while index >= following:
-                phase = following_phase
-                following, following_phase = next(starts)
+        for phase, event in zip(self.phases(), self.events, strict=True):
             if event != CACHE_EMPTIED:
                 yield phase, (1 if event > 0 else -1), self.blocks[abs(event) - 1]

@@ -54,7 +54,7 @@ class Run:
         self.output = output
         self.moves: list[int] = []
         room = DeviceCapacity(capacity_bytes=None, settings=WITHOUT_PROOFS)
-        Replay(trace, room.settings, room, on_action=self._record).run()
+        Replay(trace, room, grows=False, on_action=self._record).run()
         live = [*itertools.accumulate(self.moves)]
         starts = {phase: at for at, phase in trace.phase_starts}
         span = slice(starts[Phase.GENERATE], starts[Phase.SCORE] - len(trace.events) or None)
