@@ -48,7 +48,7 @@ def last_steps(length: int) -> int:
 
 
 @contextmanager
-def generation_by_its_ends(recorder: Recorder | None = None) -> Iterator[None]:
+def generation_by_its_ends(recorder: Recorder) -> Iterator[None]:
     """Within the block, ``generate()`` on fake tensors runs only its first and last steps.
 
     Its result has full length: the prompt with its known values, then an ordinary token at each position; all rows but
@@ -121,7 +121,7 @@ class _Ends:
         prompt: torch.Tensor,
         config: Any,
         model_config: Any,
-        recorder: Recorder | None,
+        recorder: Recorder,
         *,
         scores_are_logits: bool,
     ) -> None:
@@ -176,8 +176,6 @@ class _Ends:
 
     def _mark(self, ids: torch.Tensor) -> None:
         """Marks the start of a decode step; after the last one, counts the work of the skipped steps."""
-        if self._recorder is None:
-            return
         tokens, work, skipped = ids.shape[1], self._recorder.work, self._unworked
         self._recorder.ledger.mark(tokens)
         if skipped and tokens >= self._config.max_length:

@@ -43,15 +43,13 @@ def rehearse_saving(trainer: Any, recorder: Recorder) -> None:
         # _zero3_consolidated_16bit_state_dict).
         engine = trainer.deepspeed
         for module in engine.module.modules() if engine.zero_optimization_partition_weights() else ():
-            with recorder.taken(_bytes(module.parameters(recurse=False)), Owner.GATHERED_WEIGHTS, ""):
-                pass
+            recorder.touch(_bytes(module.parameters(recurse=False)), Owner.GATHERED_WEIGHTS)
         return
     if getattr(trainer, "is_fsdp_enabled", False):
         # FSDP2 gathers one parameter at a time on the device (``torch/distributed/_state_dict_utils.py:
         # _gather_state_dict``), called by accelerate (``accelerator.py: get_state_dict``).
         for weight in trainer.model.parameters():
-            with recorder.taken(weight.numel() * weight.element_size(), Owner.GATHERED_WEIGHTS, ""):
-                pass
+            recorder.touch(weight.numel() * weight.element_size(), Owner.GATHERED_WEIGHTS)
         return
     model = trainer.accelerator.unwrap_model(trainer.model)
     model = getattr(model, "policy", model)  # PPO's: ``trl/experimental/ppo/ppo_trainer.py: save_model``

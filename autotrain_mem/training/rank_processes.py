@@ -250,31 +250,21 @@ class Progress:
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
         self._kills = oom_kills()
-        self._began_at = self._step = 0
-        self._saving = ""
-        self._peak_reserved_bytes: int | None = None
+        self._facts: dict[str, Any] = {"step": 0, "began_at": 0}
 
     def follow(self, event: Event) -> None:
         match event["event"]:
             case "start":
-                self._began_at = self._step = event["step"]
+                self._facts |= {"began_at": event["step"], "step": event["step"]}
             case "step":
-                self._step = event["step"]
-                self._peak_reserved_bytes = event["memory"] and event["memory"]["peak_reserved_bytes"]
+                peak = event["memory"] and event["memory"]["peak_reserved_bytes"]
+                self._facts |= {"step": event["step"], "peak_reserved_bytes": peak}
             case "saving":
-                self._saving = event["path"]
+                self._facts["saving"] = event["path"]
             case "checkpoint" | "save_failed":
-                self._saving = ""
+                self._facts["saving"] = ""
         self._on_event(event)
 
     def ending(self, error: AutofitError, **more: Any) -> Ending:
         """Returns an ending with the progress of training. ``more``: the other fields of the ending."""
-        return Ending(
-            error=error,
-            step=self._step,
-            began_at=self._began_at,
-            saving=self._saving,
-            host_kills=oom_kills() - self._kills,
-            peak_reserved_bytes=self._peak_reserved_bytes,
-            **more,
-        )
+        return Ending(error=error, host_kills=oom_kills() - self._kills, **self._facts, **more)

@@ -239,7 +239,7 @@ def test_a_cache_of_an_unknown_kind_is_rehearsed_step_by_step(monkeypatch: pytes
 
 def completions(run: Run, prompt: int) -> list[list[int]]:
     assert isinstance(run.sequences, FakeTensor)
-    with generation_by_its_ends():
+    with generation_by_its_ends(Recorder()):
         return [row[prompt:] for row in run.sequences.tolist()]
 
 
@@ -277,8 +277,8 @@ def test_on_real_tensors_generation_is_what_it_was() -> None:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config("qwen2"))
     outputs = []
-    for context in (nullcontext, generation_by_its_ends):
-        with context():
+    for context in (nullcontext(), generation_by_its_ends(Recorder())):
+        with context:
             outputs.append(model.generate(**prompts(2, 8, padded=True), max_new_tokens=12, do_sample=False))
     assert torch.equal(*outputs)
 

@@ -127,13 +127,11 @@ class _StateOnGpu:
 def _arrive(model: Any, loading: _Loading, recorder: Recorder, *, is_automatic: bool) -> None:
     warm_up_bytes = loading.warm_up_bytes
     if is_automatic:
-        with recorder.taken(torch.int64.itemsize, Owner.TEMPORARY, ASKED_FREE):
-            pass
+        recorder.touch(torch.int64.itemsize, Owner.TEMPORARY, ASKED_FREE)
         is_more = warm_up_bytes - SMALL_SEGMENT_BYTES > SMALL_SEGMENT_BYTES
         warm_up_bytes = HALF * ((warm_up_bytes - SMALL_SEGMENT_BYTES) // HALF) if is_more else 0
     if warm_up_bytes:
-        with recorder.taken(warm_up_bytes, Owner.TEMPORARY, WARM_UP):
-            pass
+        recorder.touch(warm_up_bytes, Owner.TEMPORARY, WARM_UP)
     for name in loading.names:
         if name in loading.packed:
             _dequantize_mxfp4(model, name, recorder)
@@ -239,11 +237,11 @@ def _adapters_beside_weights(recorder: Recorder) -> Iterator[None]:
 
         return started
 
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(BaseTuner, "inject_adapter", watched_inject))
-        stack.enter_context(patch.object(BaseTuner, "_cast_adapter_dtype", watched_cast))
-        for name in _STARTED:
-            stack.enter_context(patch.object(LoraLayer, name, watched_start(getattr(LoraLayer, name))))
+    starts: dict[str, Any] = {name: watched_start(getattr(LoraLayer, name)) for name in _STARTED}
+    with (
+        patch.multiple(BaseTuner, inject_adapter=watched_inject, _cast_adapter_dtype=watched_cast),
+        patch.multiple(LoraLayer, **starts),
+    ):
         yield
 
 

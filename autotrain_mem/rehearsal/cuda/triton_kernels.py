@@ -34,10 +34,13 @@ _IN_PLACE_FROM = (0, 8, 3)
 """The first version with ``ops/fused_linear_cross_entropy.py: _can_use_mm_out``."""
 
 
+_MULTIPROCESSORS = 132
+"""Those of an H100: each keeps a partial sum of a norm's weight gradient."""
+
+
 @contextmanager
-def liger_stand_ins(multiprocessors: int = 132) -> Iterator[None]:
-    """Within the block, ``use_liger_kernel=True`` gives a fake model layers that allocate like Liger's. Each
-    multiprocessor keeps a partial sum of a norm's weight gradient. An H100 has 132."""
+def liger_stand_ins() -> Iterator[None]:
+    """Within the block, ``use_liger_kernel=True`` gives a fake model layers that allocate like Liger's."""
     from transformers import trainer
 
     with ExitStack() as stack:
@@ -62,7 +65,7 @@ def liger_stand_ins(multiprocessors: int = 132) -> Iterator[None]:
             in_place = model.config.model_type not in _KEEPS_GRADIENT
             for name, module in model.named_modules():
                 if switches["rms_norm"] and type(module).__name__.endswith("RMSNorm"):
-                    module.forward = lambda x, norm=module: RMSNorm.apply(x, norm.weight, in_place, multiprocessors)
+                    module.forward = lambda x, norm=module: RMSNorm.apply(x, norm.weight, in_place)
                 if switches["swiglu"] and switches["geglu"] and name.endswith(".mlp"):
                     module.forward = lambda x, mlp=module: mlp.down_proj(
                         GatedProduct.apply(mlp.gate_proj(x), mlp.up_proj(x))
@@ -78,13 +81,13 @@ class RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
     """Replaces ``ops/rms_norm.py: LigerRMSNormFunction``, which saves its input and one float32 per row."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, in_place: bool, multiprocessors: int) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, in_place: bool) -> torch.Tensor:
         """``x`` is ... x H, ``weight`` H."""
         rows = x.contiguous().view(-1, x.shape[-1])
         out = torch.empty(rows.shape, dtype=x.dtype)
         note(pass_through(rows, out))
         ctx.save_for_backward(rows, weight, torch.empty(rows.shape[0], dtype=torch.float32))
-        ctx.in_place, ctx.multiprocessors = in_place, multiprocessors
+        ctx.in_place = in_place
         return out.view(x.shape)
 
     @staticmethod
@@ -93,10 +96,10 @@ class RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
         rows, weight, _ = ctx.saved_tensors
         grad = grad.contiguous()
         note(pass_through(rows, grad, grad))
-        shape = ctx.multiprocessors, weight.shape[0]
+        shape = _MULTIPROCESSORS, weight.shape[0]
         partial = torch.empty(shape, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         grad_input = grad if ctx.in_place else torch.zeros_like(grad)
-        return grad_input, None if partial is None else partial.sum(dim=0).to(weight.dtype), None, None
+        return grad_input, None if partial is None else partial.sum(dim=0).to(weight.dtype), None
 
 
 class GatedProduct(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here

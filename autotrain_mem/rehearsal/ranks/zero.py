@@ -63,8 +63,7 @@ class _Accelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed is untyp
     def device_name(self, device_index: Any = None) -> str:
         return DeviceName("cpu")
 
-    def current_device_name(self) -> str:
-        return DeviceName("cpu")
+    current_device_name = device_name
 
     def pin_memory(self, tensor: Any, align_bytes: int = 1) -> Any:
         return tensor if self._host is None else self._host.pin(tensor)

@@ -149,8 +149,7 @@ class HostAdam:
     def create_adam(self, *_: Any) -> int:
         return 0
 
-    def destroy_adam(self, *_: Any) -> int:
-        return 0
+    destroy_adam = create_adam
 
     def adam_update(
         self,

@@ -147,6 +147,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         finally:
             self.ledger.end(block)
 
+    def touch(self, size_bytes: int, owner: Owner, name: str = "") -> None:
+        """Allocates device memory that has no tensor here, and frees it at once."""
+        with self.taken(size_bytes, owner, name):
+            pass
+
     def fork(self) -> Self:
         """Returns a recorder for a trial outside the run, with this one's weight shapes and kept scratch."""
         other = Recorder(self._execute, workspace=self._workspace)
@@ -258,8 +263,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     def _take(self, scratch: Scratch) -> None:
         """Allocates scratch memory after an operator's results; frees it again unless it is permanent."""
         if not scratch.kept_as:
-            with self.taken(scratch.size_bytes, Owner.TEMPORARY, self._module()):
-                return
+            self.touch(scratch.size_bytes, Owner.TEMPORARY, self._module())
+            return
         if id(scratch) in self._kept:
             return
         block = self.ledger.write_birth(scratch.size_bytes, scratch.kept_as, grad_enabled=torch.is_grad_enabled())

@@ -5,6 +5,7 @@ Images are cut only if it is certain to which row each belongs (:func:`images_of
 
 import itertools
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -252,64 +253,45 @@ def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsIm
     counts = next((list(map(int, inputs[name])) for name in COUNTS if inputs.get(name) is not None), None)
     if counts is not None and len(counts) != len(tokens):
         return _MISMATCH
-    if "image_grid_thw" in names:
-        entries = _by_patches(pixels, tokens, inputs["image_grid_thw"], counts)
-    elif pixels.dim() == 5:
-        entries = _by_tiles_of_rows(pixels, tokens, mask)
-    elif pixels.dim() == 4 and mask is None:
-        entries = _by_equal_entries(pixels, tokens, counts)
+    if "image_grid_thw" in names:  # Qwen-VL's layout: all patches in sequence, a fixed number for each image token
+        sizes = inputs["image_grid_thw"].prod(dim=-1).tolist()
+        rows = _by_tokens(sizes, tokens)
+        images = [len(row) for row in rows]
+        entries = {"pixel_values": [sum(row) for row in rows], "image_grid_thw": images}
+        matches = sum(sizes) == len(pixels) and counts in (None, images)
+    elif pixels.dim() == 5:  # Idefics' and SmolVLM's: one entry for each row, whose tiles have equally many tokens
+        # Tiles of zeros are padding (``transformers/models/smolvlm/modeling_smolvlm.py: get_image_features``).
+        sizes = ((pixels if mask is None else mask) != 0).flatten(2).any(dim=2).sum(dim=1).tolist()
+        rows = [[tiles] for tiles in sizes]
+        entries = {name: [1] * len(rows) for name in names & {"pixel_values", "pixel_attention_mask"}}
+        matches = mask is None or mask.shape[:2] == pixels.shape[:2]
+    elif pixels.dim() == 4 and mask is None:  # Gemma's, LLaVA's and InternVL's: equal images or tiles in sequence
+        sizes = [1] * len(pixels)
+        rows = _by_tokens(sizes, tokens)
+        images = [len(row) for row in rows]
+        entries = {"pixel_values": images}
+        matches = counts in (None, images) or sum(counts or ()) != len(pixels)
     else:
         return f"images cannot be assigned to rows if pixel_values have {pixels.dim()} dimensions"
-    return _MISMATCH if entries is None else RowsImages(entries=entries, has_images=[each > 0 for each in tokens])
+    if not matches or [size for row in rows for size in row] != sizes or not _are_alike(list(map(sum, rows)), tokens):
+        return _MISMATCH
+    return RowsImages(entries=entries, has_images=[each > 0 for each in tokens])
 
 
-Entries = dict[str, list[int]]
-"""See :attr:`RowsImages.entries`."""
+def _by_tokens(sizes: list[int], tokens: list[int]) -> list[list[int]]:
+    """Gives each row the next sizes, until they account for the row's image tokens."""
+    left, rows = deque(sizes), []
+    for number in tokens:
+        row: list[int] = []
+        while left and sum(row) * sum(tokens) < number * sum(sizes):
+            row.append(left.popleft())
+        rows.append(row)
+    return rows
 
 
-def _by_patches(pixels: torch.Tensor, tokens: list[int], grids: Any, counts: list[int] | None) -> Entries | None:
-    """Handles Qwen-VL's layout: all patches in sequence, a fixed number per image token."""
-    patches = grids.prod(dim=-1).tolist()
-    each = sum(patches) // max(1, sum(tokens))
-    if sum(patches) != len(pixels) or sum(patches) != each * sum(tokens):
-        return None
-    images, entries, start = [], [], 0
-    for number in tokens:  # each row takes the next images until their patches account for its image tokens
-        end = start
-        while end < len(patches) and sum(patches[start:end]) < each * number:
-            end += 1
-        images.append(end - start)
-        entries.append(sum(patches[start:end]))
-        start = end
-    matches = entries == [each * number for number in tokens] and sum(images) == len(patches)
-    return {"pixel_values": entries, "image_grid_thw": images} if matches and counts in (None, images) else None
-
-
-def _by_tiles_of_rows(pixels: torch.Tensor, tokens: list[int], mask: Any) -> Entries | None:
-    """Handles Idefics' and SmolVLM's layout: each row has one entry, and all tiles have the same number of tokens."""
-    if len(pixels) != len(tokens) or (mask is not None and mask.shape[:2] != pixels.shape[:2]):
-        return None
-    # Tiles of zeros are padding (``transformers/models/smolvlm/modeling_smolvlm.py: get_image_features``).
-    tiles = ((pixels if mask is None else mask) != 0).flatten(2).any(dim=2).sum(dim=1).tolist()
-    each = _tokens_each(tokens, sum(tiles))
-    if each is None or tokens != [each * number for number in tiles]:
-        return None
-    names = ["pixel_values"] if mask is None else ["pixel_values", "pixel_attention_mask"]
-    return {name: [1] * len(tiles) for name in names}
-
-
-def _by_equal_entries(pixels: torch.Tensor, tokens: list[int], counts: list[int] | None) -> Entries | None:
-    """Handles Gemma's, LLaVA's and InternVL's layout: images or tiles with the same shape and number of tokens."""
-    each = _tokens_each(tokens, len(pixels))
-    if each is None or any(number % max(1, each) for number in tokens):
-        return None
-    entries = [number // max(1, each) for number in tokens]
-    if counts is not None and counts != entries and sum(counts) == len(pixels):
-        return None
-    return {"pixel_values": entries}
-
-
-def _tokens_each(tokens: list[int], number: int) -> int | None:
-    """Returns the image tokens per entry if all entries have the same number; None if they do not divide evenly."""
-    each, rest = divmod(sum(tokens), number) if number else (0, sum(tokens))
-    return None if rest or (number and not each) else each
+def _are_alike(sizes: list[int], tokens: list[int]) -> bool:
+    """Returns whether all rows have the same, whole ratio of image tokens to the size of their images."""
+    few, many = sorted((sum(sizes), sum(tokens)))
+    if len(sizes) != len(tokens) or (many and not few) or many % max(1, few):
+        return False
+    return all(size * sum(tokens) == number * sum(sizes) for size, number in zip(sizes, tokens, strict=True))

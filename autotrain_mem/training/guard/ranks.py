@@ -226,10 +226,10 @@ def shares_by_ddp(accelerator: Any) -> bool:
 
 
 def ranks_of(trainer: Any) -> Ranks:
-    """Connects a trainer's ranks. All ranks must call it. Raises RuntimeError if gloo cannot connect them."""
-    if trainer.accelerator.num_processes < 2 or not shares_by_ddp(trainer.accelerator):
-        return Ranks(trainer.accelerator)
-    return Ranks(trainer.accelerator, _cpu_group(dist.group.WORLD, trainer.args.ddp_timeout))
+    """Connects the ranks of a trainer that can be guarded. All must call it. Raises RuntimeError if gloo cannot."""
+    several = trainer.accelerator.num_processes > 1
+    group = _cpu_group(dist.group.WORLD, trainer.args.ddp_timeout) if several else None
+    return Ranks(trainer.accelerator, group)
 
 
 @functools.lru_cache(maxsize=1)  # a trainer may be guarded many times

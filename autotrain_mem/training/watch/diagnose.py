@@ -1,6 +1,7 @@
 """Diagnoses problems from a run's memory readings, before they end the run. Repeats a sign only if it gets worse."""
 
 import itertools
+import operator
 import os
 import statistics
 from collections import deque
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotrain_mem.allocator.settings import variable_that_counts
-from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.units import counted, format_bytes
 from autotrain_mem.types.report import MemoryReading
 
 Kind = Literal["fragmentation", "full", "leak", "host"]
@@ -119,30 +120,20 @@ class SignDetector:
         lately = [each.device.num_alloc_retries for each in latest if each.device is not None]
         if sample.device is None or sample.slack is None or len(lately) < 2 or lately[-1] <= lately[-2]:
             return None
-        retries = f"{lately[-1]} time" + "s" * (lately[-1] != 1)
+        kind: Kind = "fragmentation" if sample.slack >= SLACK else "full"
+        if kind == "full" and (len(lately) <= IN_A_ROW or any(map(operator.ge, lately, lately[1:]))):
+            return None
+        seen = f"The allocator had to release its cache {counted(lately[-1], 'time')}"
         reserved = format_bytes(sample.device.peak_reserved_bytes)
-        if sample.slack >= SLACK:
+        if kind == "full":
+            seen += f", with {reserved} reserved and hardly any of it free. Each release stalls the GPU."
+            advice = f"To free memory, {SMALLER}."
+        else:
+            seen += f", while {sample.slack:.0%} of the {reserved} reserved held nothing at the peak."
             advice = f"{SMALLER[0].upper()}{SMALLER[1:]}."
             if not self._grows:
                 advice = f"Set {variable_that_counts(os.environ)}=expandable_segments:True; or {SMALLER}."
-            return Sign(
-                kind="fragmentation",
-                step=sample.step,
-                seen=f"The allocator had to release its cache {retries}, while {sample.slack:.0%} of the {reserved} "
-                "reserved held nothing at the peak.",
-                advice=advice,
-                severity=float(lately[-1]),
-            )
-        if len(lately) <= IN_A_ROW or any(after <= before for before, after in itertools.pairwise(lately)):
-            return None
-        return Sign(
-            kind="full",
-            step=sample.step,
-            seen=f"The allocator had to release its cache {retries}, with {reserved} reserved and hardly any of it "
-            "free. Each release stalls the GPU.",
-            advice=f"To free memory, {SMALLER}.",
-            severity=float(lately[-1]),
-        )
+        return Sign(kind=kind, step=sample.step, seen=seen, advice=advice, severity=float(lately[-1]))
 
     def _leak(self) -> Sign | None:
         """Detects that the memory held after each step keeps growing, although the rows do not grow longer."""
