@@ -66,6 +66,9 @@ old cached segments are released above the threshold
     a=20 b=22 c=24 -a -b d=22 -d e=26 f=22 -> f b, reserved 72, num_device_free 1, num_alloc_retries 0
 each stream and pool has a segment of its own, an eighth larger than the device
     [expandable_segments:True, 100 MiB] a=20 b=20/1 c=1 -> a 0, b 120, c 240
+# torch 2.13.0: the free 60 MiB exceed the limit of 32. https://github.com/pytorch/pytorch/pull/193400 would reuse them
+with max_split_size_mb an expandable segment grows although it has room
+    [expandable_segments:True,max_split_size_mb:32, 200 MiB] a=60 b=2 -a c=20 -> c 62, reserved 100
 """
 """A rule, then settings and the device's size, a program (see ``played``), and figures: MiB, counts, or the address of
 another block. The recorded answers cover the others: a retry, and pages that are unmapped."""
