@@ -11,6 +11,7 @@ OTHER_CARD = {
     "dpo-qwen2.5-7b-lora": "l40s",
     "gkd-qwen2.5-0.5b": "l40s",
     "kto-qwen2.5-0.5b": "rtx4090",
+    "grpo-qwen2.5-3b-lora": "l40s",
     "grpo-qwen3-8b-qlora": "rtx4090",
     "online_dpo-qwen2.5-0.5b": "l40s",
     "orpo-qwen2.5-0.5b": "rtx4090",
@@ -24,12 +25,14 @@ OTHER_CARD = {
     "sft-llama3.1-8b-lora-8bit": "l40s",
     "sft-llama3.1-8b-qlora": "rtx4090",
     "sft-qwen2.5-0.5b": "rtx4090",
+    "sft-qwen3-30b-a3b-lora": "h100-80gb",
 }
 """The second card of each recipe, besides the one in its header. Both have the same kernels, to share rehearsals."""
 
 SAME_SIZES = {
     "Qwen/Qwen2.5-0.5B-Instruct": "Qwen/Qwen2.5-0.5B",
     "Qwen/Qwen2.5-1.5B-Instruct": "Qwen/Qwen2.5-1.5B",
+    "Qwen/Qwen2.5-3B-Instruct": "Qwen/Qwen2.5-3B",
     "Qwen/Qwen2.5-7B-Instruct": "Qwen/Qwen2.5-7B",
     "trl-lib/Qwen2-0.5B-Reward": "Qwen/Qwen2.5-0.5B",
 }

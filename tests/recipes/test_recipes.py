@@ -36,7 +36,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 FACTS: dict[str, dict[str, Any]] = json.loads(pathlib.Path(__file__).with_name("architectures.json").read_text())
 """What memory depends on, of the config.json of each recipe's model: the suite needs nobody's files."""
-TINY = {"gemma3_text": "gemma3", "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+TINY = {"gemma3_text": "gemma3", "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3_moe"}
 CARDS = {card.name for card in catalog()}
 DECIDED = {
     *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "dtype", "optim"),
