@@ -82,7 +82,7 @@ class HistoryReader:
                 if kind == "start":
                     text = f"training begins after step {step}" if step else "training begins"
                 elif kind == "end":
-                    text = str(event.get("ending", "ended"))
+                    text = str(event.get("why") or event.get("ending", "ended"))
                 elif kind == "checkpoint":
                     text = f"checkpoint of step {step}"
                 happenings.append(RunMarker(seconds=round(event["time"] - began, 3), step=step, kind=kind, text=text))

@@ -1,5 +1,6 @@
 """Shows a run: its progress, read from its files while it trains, and its report once it has ended."""
 
+import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -19,6 +20,13 @@ SHORT_RUN_ERROR = 0.02
 """The largest prediction error of a run that has trained on its longest rows; a peak further below the prediction means
 that it has not."""
 SHOWN_HAPPENINGS = 6
+_TROUBLES = {
+    **dict.fromkeys(("end", "restart", "warning"), ""),
+    "out of memory": "; a smaller --per_device_train_batch_size avoids this work",
+}
+"""Kind of a marker, gravest first -> advice that its text lacks."""
+SLOW = 0.5
+"""A run counts as slow below this share of the predicted speed."""
 SILENT_SECONDS = 60.0
 """Seconds without a write after which a run that holds no lock counts as dead."""
 PACE_SECONDS = 120.0
@@ -150,25 +158,54 @@ def happening_lines(happenings: Iterable[RunMarker]) -> list[str]:
     ]
 
 
+def run_outcome(report: Report, ending: str = "finished") -> str:
+    """Returns ``finished: 60 steps in 44.5 s, loss 6.34 -> 0.982, peak 88.0 of 99.8 MiB reserved, predicted 90.0 MiB``.
+    ``ending``: ``finished`` or ``interrupted``."""
+    if not report.has_trained:
+        return f"nothing was left to train: the run was finished at step {report.steps}"
+    since = f", from step {report.began_at} to {report.steps}" if report.began_at else ""
+    facts = [f"{counted(report.steps - report.began_at, 'step')} in {duration(report.seconds)}{since}"]
+    for name in ("loss", "reward"):
+        first, last = getattr(report, f"first_{name}"), getattr(report, f"last_{name}")
+        if first is not None and last is not None:
+            facts.append(f"{name} {first:#.4g}" if first == last else f"{name} {first:#.4g} -> {last:#.4g}")
+    if report.not_finite_step is not None:
+        facts.append(f"loss not a number from step {report.not_finite_step} on: the trained weights are unusable")
+    if report.measured is not None:
+        peak = formatting.of_budget(report.measured.peak_reserved_bytes, report.budget_bytes)
+        facts.append(f"peak {peak} reserved, predicted {format_bytes(report.predicted_peak_reserved_bytes)}")
+    return f"{ending}: {', '.join(facts)}"
+
+
+def assessment(plan: Plan, history: RunHistory) -> tuple[str, ...]:
+    """Says in at most three sentences what went wrong in a run, why, and what to do next; gravest first."""
+    told = []
+    for kind, advice in _TROUBLES.items():
+        texts = [each.text for each in history.happenings if each.kind == kind]
+        if texts and (kind != "end" or history.ending == "failed"):
+            times = "" if len(texts) == 1 or kind == "end" else f"{len(texts)} times, most recently: "
+            told.append(f"{times}{texts[-1]}{advice}")
+    speeds = [moment.tokens_per_second for moment in history.moments if moment.tokens_per_second]
+    predicted = plan.estimate.time.tokens_per_second if formatting.has_speed(plan.estimate.time) else 0.0
+    if speeds and statistics.median(speeds) < SLOW * predicted:
+        slow = f"slow: {rate(statistics.median(speeds))} tokens/s, predicted {rate(predicted)}"
+        told.append(f"{slow}; if the GPU waits for data, raise --dataloader_num_workers")
+    if history.ending == "interrupted":
+        told.append("to continue from the last checkpoint, repeat the command with --resume_from_checkpoint")
+    return tuple(f"{each[:1].upper()}{each[1:]}" for each in told[:3])
+
+
 def report_view(report: Report, page: str | None = None) -> RenderableType:
-    """Shows a finished run, the error of its prediction, and the path of its HTML ``page``."""
+    """Shows a finished run, the error of its prediction, the path of its HTML ``page``, and at last what came of it."""
     grid = table("", "", show_header=False)
+    outcome = Text(run_outcome(report), style="bold" if report.not_finite_step is None else BAD)
     if not report.has_trained:
         add(grid, "output folder", report.output_dir)
-        headline = f"nothing was left to train: the run was finished at step {report.steps}"
-        return Indented(Group(Text(headline, style="bold"), Indented(grid, 2)))
+        return Indented(Group(Indented(grid, 2), outcome))
     steps = report.steps - report.began_at
     add(grid, "trained", formatting.trains(report.knobs, report.trained))
     learned = formatting.schedule(report.knobs, report.schedule, steps=steps, step_tokens=report.step_tokens)
     add(grid, "schedule", learned)
-    if (step := report.not_finite_step) is None:
-        add(grid, "loss", _moved(report.first_loss, report.last_loss))
-    else:
-        first = "" if report.first_loss is None else f"{report.first_loss:#.4g} -> "
-        lost = f"{first}not a number from step {step} on: the trained weights are unusable"
-        add(grid, "loss", Text(lost, style=BAD))
-    if report.first_reward is not None:
-        add(grid, "reward", _moved(report.first_reward, report.last_reward))
     allocated = f"{format_bytes(report.predicted_peak_bytes)} allocated predicted, not measured here"
     if report.measured is not None:
         allocated = _peaks(
@@ -195,16 +232,7 @@ def report_view(report: Report, page: str | None = None) -> RenderableType:
     add(grid, "output folder", report.output_dir)
     if page is not None:
         add(grid, "report", f"{page} (open it in a browser)")
-    since = f", from step {report.began_at} to {report.steps}" if report.began_at else ""
-    headline = f"trained {counted(steps, 'step')} in {duration(report.seconds)}{since}"
-    return Indented(Group(Text(headline, style="bold"), Indented(grid, 2)))
-
-
-def _moved(first: float | None, last: float | None) -> str:
-    """Returns ``2.314 -> 1.870``, or one value if both are equal."""
-    if first is None or last is None:
-        return "not logged"
-    return f"{first:#.4g}" if first == last else f"{first:#.4g} -> {last:#.4g}"
+    return Indented(Group(Indented(grid, 2), outcome))
 
 
 def _peaks(kind: str, predicted_bytes: int, measured_bytes: int, error: float | None) -> str:

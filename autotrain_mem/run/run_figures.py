@@ -82,6 +82,7 @@ class RunFigures:
             predicted_peak_bytes=estimate.reserved.peak_allocated_bytes,
             predicted_peak_reserved_bytes=estimate.reserved_bytes,
             measured=_together(self._before, self._reading) if has_trained else None,
+            budget_bytes=estimate.reservable_bytes,
             longest_rows_first=self._longest_rows_first,
             seconds=round(seconds, 3),
             incidents=len(plan.experience.incidents),
@@ -143,6 +144,6 @@ class EventLog:
         except OSError:
             self._is_broken = True
 
-    def end(self, ending: str, step: int | None = None) -> None:
-        """Records how the run ended: ``finished``, ``interrupted`` or ``failed``."""
-        self.see({"event": "end", "ending": ending, **({} if step is None else {"step": step})})
+    def end(self, ending: str, step: int | None = None, why: str = "") -> None:
+        """Records how the run ended (``finished``, ``interrupted`` or ``failed``), and the error that ended it."""
+        self.see({"event": "end", "ending": ending, "step": step, "why": why})

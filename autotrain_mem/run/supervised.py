@@ -93,7 +93,9 @@ class SupervisedRun:
         try:
             end = supervise(first, self, restarts=restarts, on_event=self.record)
         except BaseException as error:
-            self._log.end("interrupted" if isinstance(error, InterruptedByUser | KeyboardInterrupt) else "failed")
+            why = f"{error.message.partition(chr(10))[0]} {error.hint}" if isinstance(error, AutofitError) else ""
+            ending = "interrupted" if isinstance(error, InterruptedByUser | KeyboardInterrupt) else "failed"
+            self._log.end(ending, why=" ".join(why.split()))
             raise
         self._log.end("interrupted" if end["interrupted"] else "finished", end["steps"])
         report = self._figures.report(end, self.plan, str(self.folder))

@@ -75,13 +75,16 @@ class Section:
 class Page:
     """Holds the report of a plan or of a run. All texts are plain: the template escapes them."""
 
-    json_form: ClassVar = Form(schema="autofit.page/2")
+    json_form: ClassVar = Form(schema="autofit.page/3")
 
     title: str
     """The heading, such as ``Qwen/Qwen2.5-0.5B, sft, on rtx3060``."""
     verdict: str
-    """The result, such as ``fits rtx3060 with 3 changes: needs 10.8 GiB of 11.2 GiB``."""
-    fits: bool
+    """The result: ``fits rtx3060 with 3 changes: needs 10.8 GiB of 11.2 GiB``, or what came of the run."""
+    assessment: tuple[str, ...] = ()
+    """At most three sentences on a run: what went wrong, why, and what to do next."""
+    is_good: bool
+    """Whether the plan fits, or the run has finished with usable weights."""
     command: str
     """The command that makes the plan or repeats the run."""
     made: str

@@ -91,6 +91,8 @@ class Report(ShownInNotebooks):
     """The predicted peak of reserved memory, as in :attr:`Estimate.reserved_bytes`."""
     measured: MemoryReading | None
     """The largest peaks and all retries since the knobs last changed, and the memory held at the end; None on a CPU."""
+    budget_bytes: int | None = None
+    """What torch may reserve by the plan: the card's budget without the memory outside torch; None if unknown."""
     longest_rows_first: bool = False
     """Whether the longest rows ran before the first step, so that the peaks include theirs."""
     seconds: float

@@ -32,7 +32,7 @@ FIGURES = {
 """Patterns for predicted and measured figures in a command's output; a probe's include memory outside torch."""
 NEAR = 1e-3
 SPLIT = "the prediction is for whole micro-batches, and some were split"
-LOSSES = re.compile(r"^ *loss +(\S+ -> \S+)", re.MULTILINE)
+LOSSES = re.compile(r"\bloss (\S+ -> [\d.]+)")
 
 
 def run(case: Case, hollow: Hollow, place: Path, losses: Mapping[str, str]) -> Row:
@@ -133,7 +133,7 @@ def _missed(case: Case, code: int | None, text: str, losses: Mapping[str, str]) 
         yield f"exit code {code} instead of {case.code}"
     if "Traceback (most recent call last)" in text and not case.is_script:
         yield "a traceback is printed"
-    if case.code == 0 and not case.is_script and not re.search(rf"^trained {STEPS} steps", text, re.MULTILINE):
+    if case.code == 0 and not case.is_script and not re.search(rf"^finished: {STEPS} steps", text, re.MULTILINE):
         yield f"no {STEPS} steps were trained"
     for pattern in case.shows:
         if not re.search(pattern, text):

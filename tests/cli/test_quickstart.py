@@ -151,7 +151,7 @@ def test_trls_defaults_run_out_of_memory_and_the_plan_fits_and_learns_as_predict
     assert "is reserved by PyTorch but unallocated. If reserved but unallocated memory is large" in refused[2]
     plan, _, run = said.partition("4. ")
     assert f" fits {quickstart.CARD}" in plan
-    assert f"trained {STEPS} steps" in run
+    assert f"finished: {STEPS} steps" in run
     assert "retries" not in run
     loss = re.search(r"loss ([\d.]+) -> ([\d.]+)", run)
     shown = re.search(r"([\d.]+) MiB reserved predicted, ([\d.]+) MiB measured", said)

@@ -74,7 +74,7 @@ def test_the_plan_is_as_the_tutorial_and_the_readme_show_it(printed: dict[str, s
 
 def test_the_training_ends_as_the_tutorial_shows_it_and_can_be_watched_and_explained(printed: dict[str, str]) -> None:
     trained = of(printed, "sft", "--simulate")
-    end = trained[trained.index("trained 20 steps") :]
+    end = trained[trained.index("  trained   ") :]
     assert "error +0.0 %" in end
     assert_kept("train", end)
     assert "20 of 20" in of(printed, "watch", "my-run")

@@ -206,16 +206,15 @@ TOO_LOW = replace(examples.MEASURED, peak_allocated_bytes=6_000_000_000)
 
 def test_a_report_says_what_there_is_to_say() -> None:
     for changes, line in (
-        ({"last_loss": 2.3142}, "  loss           2.314\n"),
-        ({"began_at": 100}, "trained 20 steps in 3 min 20 s, from step 100 to 120\n"),
+        ({"last_loss": 2.3142, "budget_bytes": 12 * GIB}, "s, loss 2.314, peak 8.20 of 12.0 GiB reserved, predicted "),
+        ({"began_at": 100}, "\nfinished: 20 steps in 3 min 20 s, from step 100 to 120, loss 2.314 -> 1.870, peak"),
         (
             {"began_at": 120, "first_loss": None, "measured": None},
-            "nothing was left to train: the run was finished at step 120\n  output folder  runs/[first] try\n",
+            "  output folder  runs/[first] try\nnothing was left to train: the run was finished at step 120\n",
         ),
         ({"measured": TOO_LOW}, "error +32.8 % (the prediction is for the"),
         ({"measured": TOO_LOW, "longest_rows_first": True}, "error +32.8 % (the prediction is too high"),
-        ({"not_finite_step": 7, "last_loss": None}, "2.314 -> not a number from step 7 on: the trained weights are"),
-        ({"not_finite_step": 1, "first_loss": None, "last_loss": None}, "  loss           not a number from step 1 on"),
+        ({"not_finite_step": 7, "last_loss": None}, "s, loss not a number from step 7 on: the trained weights are"),
     ):
         assert line in rendered(report_view(replace(examples.REPORT, **changes)), width=120), changes
 

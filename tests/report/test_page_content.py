@@ -61,7 +61,7 @@ def section(found: Page, key: str) -> Any:
 
 def test_a_plans_page_has_its_figures_and_all_its_attempts() -> None:
     found = page()
-    assert found.fits is PLAN.estimate.fits
+    assert found.is_good is PLAN.estimate.fits
     assert found.verdict.startswith("fits ")
     attempts = section(found, "attempts")
     assert len(attempts.rows) == len(PLAN.attempts)
@@ -89,19 +89,52 @@ def test_a_runs_page_keeps_the_highest_of_many_moments_and_marks_what_happened()
     found = page(history=history(*moments), report=REPORT)
     notes = {name: note for name, _, note in found.key_figures}
     assert notes["peak allocated"] == "predicted; measured 7.40 GiB (+0.2 %)"
-    assert (notes["trained"], notes["loss"]) == ("120 steps", "from 2.314")
+    assert found.is_good
+    assert found.verdict == (
+        "finished: 120 steps in 3 min 20 s, loss 2.314 -> 1.870, peak 8.20 GiB reserved, predicted 8.17 GiB"
+    )
+    told = (
+        "Split; a smaller --per_device_train_batch_size avoids this work",
+        "Slow: 100 tokens/s, predicted 1,240; if ",
+    )
+    assert [each.startswith(part) for each, part in zip(found.assessment, told, strict=True)] == [True, True]
     memory = section(found, "memory-of-the-run")
     assert len(memory["x"]) < len(moments)
     assert max(memory["lines"][1]["values"]) == 999.0
     assert [mark["text"] for mark in memory["marks"]] == ["split"]
+    notes = {each.key: each.note for each in found.sections}
+    held = "Peak reserved stays at 40 B. Reserved begins at 30 B and ends at 30 B, and is between 30 B and 999 B."
+    assert notes["memory-of-the-run"].startswith(held)
+    assert " The budget for torch is 11.0 GiB. " in notes["memory-of-the-run"]
+    assert notes["memory-of-the-run"].endswith(". Marked: out of memory (1).")
+    assert notes["phases"] == "Highest: tensors, predicted 7.42 GiB, in backward."
     assert memory["limits"]["predicted peak reserved"] == PLAN.estimate.reserved_bytes
     assert [each.key for each in found.sections if each.key in ("loss", "reward", "speed")] == ["loss", "speed"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "report", "verdict", "sentence"),
+    [
+        ("failed", None, "failed at step 4 of 60", "The disk is full"),
+        ("failed", REPORT, "failed at step 4 of 60", "The disk is full"),  # the report is of an earlier run here
+        ("", None, "not ended at step 4 of 60", "2 times, most recently: killed"),
+        ("interrupted", REPORT, "interrupted: 120 steps in ", "2 times, most recently: killed"),
+    ],
+)
+def test_a_runs_page_is_headed_by_what_came_of_it(ending: str, report: Any, verdict: str, sentence: str) -> None:
+    kinds = {"restart": "killed", "end": "the disk is full"}
+    marks = [RunMarker(seconds=2.0, step=2, kind=kind, text=kinds[kind]) for kind in ("restart", "restart", "end")]
+    found = page(history=replace(history(moment(4)), ending=ending, happenings=tuple(marks)), report=report)
+    assert (found.verdict[: len(verdict)], found.assessment[0], found.is_good) == (verdict, sentence, False)
+    assert len(found.assessment) <= 3
 
 
 def test_hours_and_ranks_are_shown_where_they_are_known() -> None:
     mixed = replace(PLAN, estimate=replace(estimate(), memory=replace(estimate().memory, mixed_lengths=MIXED)))
     ranks = replace(history(moment(1), moment(2)), ranks=((moment(1), moment(2)), (moment(2, 50),)))
     found = page(mixed, history=ranks)
+    assert section(found, "hours")["limits"].keys() == {"budget for torch"}
+    assert any(each.note.startswith("Longest rows first rises from ") for each in found.sections)
     assert [line["name"] for line in section(found, "hours")["lines"]] == ["longest rows first"]
     assert [line["values"] for line in section(found, "ranks")["lines"]] == [[40.0, 40.0], [None, 40.0]]
     unmeasured = (replace(moment(1), device=None),)
@@ -215,10 +248,11 @@ def test_a_run_has_ended_until_another_process_begins(tmp_path: Path) -> None:
     log = EventLog(tmp_path)
     log.see({"event": "start", "step": 0, "total_steps": 3})
     log.see({"event": "pulse", "step": 1})
-    log.end("failed")
+    log.end("failed", why="no room")
     failed = read_history(tmp_path)
     assert failed is not None
-    assert (failed.ending, [each.kind for each in failed.happenings]) == ("failed", ["start", "end"])
+    assert failed.ending == "failed"
+    assert [(each.kind, each.text) for each in failed.happenings] == [("start", "training begins"), ("end", "no room")]
     log.see({"event": "start", "step": 1, "total_steps": 3})
     again = read_history(tmp_path)
     assert again is not None

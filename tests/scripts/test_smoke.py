@@ -202,10 +202,9 @@ def test_cuda_parity_over_hours(script: Load, tmp_path: pathlib.Path, monkeypatc
 COMMAND_OUTPUT = """
 probe: 8 x 1 rows of 320 tokens: needs 558.0 MiB of 1.07 GiB, predicted 558.0 MiB; 2 steps and a save in 3.1 s: fits
 the training process ended after 3 steps (crash: killed by SIGKILL); a new one continues from step 2
-trained 4 steps in 30.2 s
-  loss           6.778 -> 6.677
   peak           {allocated} MiB allocated predicted, 200.0 MiB measured: error +0.0 %
                  378.0 MiB reserved predicted, 378.0 MiB measured: error +0.0 %
+finished: 4 steps in 30.2 s, loss 6.778 -> 6.677, peak 378.0 MiB reserved, predicted 378.0 MiB
 """
 
 

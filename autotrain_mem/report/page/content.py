@@ -7,9 +7,10 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate_view import module_tables, scale_of, sum_table
 from autotrain_mem.report.explain_view import attempts
 from autotrain_mem.report.layout import add, table
-from autotrain_mem.report.page.figures import bar_figure, histogram_figure, line_figure, timeline_figure
+from autotrain_mem.report.page.figures import TORCH_BUDGET, bar_figure, histogram_figure, line_figure, timeline_figure
 from autotrain_mem.report.plan_view import gentler_levels, levels_table, plan_verdict, settings_table
-from autotrain_mem.support.units import brief, counted, duration, format_bytes, rate
+from autotrain_mem.report.run_view import assessment, run_outcome
+from autotrain_mem.support.units import brief, counted, format_bytes, rate
 from autotrain_mem.types import REWARD_NAMES, DataProfile, Material, Page, Plan, Report, Section
 from autotrain_mem.types.estimate import STEPS
 from autotrain_mem.types.experience import StepReading
@@ -26,10 +27,10 @@ _LOGGED = {
 }
 """Names in trainers' logs -> titles."""
 _HOW_TO_READ = (
-    "The first figure shows one rehearsed training step on the worst batch: the allocated bytes, stacked by their use, "
-    "the bytes reserved for them, and the budget, which neither may exceed.",
-    "Allocated bytes belong to tensors; reserved bytes are what torch's allocator takes from the GPU to serve them. "
-    "The reserved bytes and the memory outside torch must fit together.",
+    "The first figure shows rehearsed training steps on the worst batch: the bytes of tensors, stacked by use, and the "
+    "bytes reserved for them. The key figures are of a whole run, with rows of every length.",
+    "Tensors lie in blocks, which torch counts as allocated, and which can be larger than the tensors. torch reserves "
+    "bytes of the GPU for all blocks. With the memory outside torch, they must fit the card's budget.",
 )
 _PREDICTED = "Everything here is predicted: nothing has been loaded or trained."
 _MEASURED_TOO = "What the run measured is shown beside its prediction."
@@ -38,13 +39,23 @@ _MEASURED_TOO = "What the run measured is shown beside its prediction."
 def page_of(material: Material) -> Page:
     """Returns the page of a plan, and of the run that trained with it, if any."""
     plan = material.plan
-    is_run = material.report is not None or material.history is not None
+    report, history = material.report, material.history
+    is_run, has_finished = report is not None or history is not None, plan.estimate.fits
+    verdict = str(plan_verdict(plan))
+    if history is not None and (report is None or history.ending not in ("finished", "interrupted")):
+        step = history.moments[-1].step if history.moments else 0
+        verdict, has_finished = f"{history.ending or 'not ended'} at step {step} of {history.total_steps}", False
+    elif report is not None:
+        ending = "finished" if history is None else history.ending
+        has_finished = ending == "finished" and report.not_finite_step is None
+        verdict = run_outcome(report, ending)
     # without digests of files, which have a space in their names
     installed = {name: version for name, version in plan.versions.items() if version and " " not in name}
     return Page(
         title=f"{plan.model}, {plan.method}, on {formatting.cards(plan.estimate.hardware)}",
-        verdict=str(plan_verdict(plan)),
-        fits=plan.estimate.fits,
+        verdict=verdict,
+        assessment=() if history is None else assessment(plan, history),
+        is_good=has_finished,
         command=material.command,
         made=material.made,
         versions=installed | {"autotrain_mem": installed.get("autotrain_mem", "")[:VERSION_DIGITS]},
@@ -58,7 +69,7 @@ def page_of(material: Material) -> Page:
 def _key_figures(plan: Plan, report: Report | None) -> list[tuple[str, str, str]]:
     """Returns the name, the value and the comparison of each key number."""
     estimate, knobs = plan.estimate, plan.knobs
-    budget = f"of a budget of {format_bytes(estimate.budget_bytes)}{estimate.segments}"
+    budget = f"of the card's budget of {format_bytes(estimate.budget_bytes)}{estimate.segments}"
     figures = [("needed", format_bytes(estimate.required_bytes), budget)]
     for name, size, error in (
         ("allocated", estimate.reserved.peak_allocated_bytes, None if report is None else report.prediction_error),
@@ -74,11 +85,6 @@ def _key_figures(plan: Plan, report: Report | None) -> list[tuple[str, str, str]
         figures.append(("speed", f"{rate(estimate.time.tokens_per_second)} tokens/s", f"{step} a step"))
     if plan.optimizer_steps is not None and (run := formatting.run_time(plan)):
         figures.append(("time", run, f"predicted for {counted(plan.optimizer_steps, 'step')}"))
-    if report is not None and report.has_trained:
-        steps = counted(report.steps - report.began_at, "step")
-        figures.append(("trained", duration(report.seconds), steps))
-        if report.first_loss is not None and report.last_loss is not None:
-            figures.append(("loss", f"{report.last_loss:#.4g}", f"from {report.first_loss:#.4g}"))
     figures.append(("batch", str(knobs.effective_batch_size), f"{formatting.batch(knobs)}: at once x accumulation"))
     figures.append(("level of harm", plan.level, formatting.LEVELS.get(plan.level, "")))
     return figures
@@ -105,16 +111,19 @@ def figures(material: Material) -> Iterator[Section]:
             {"longest rows first": mixed},
             y_title="reserved",
             unit="bytes",
-            limits={"budget": float(estimate.reservable_bytes)},
+            limits={TORCH_BUDGET: float(estimate.reservable_bytes)},
         )
     phases = estimate.memory.phases
     probes = [probe.phases for probe in plan.experience.probes if probe.knobs == plan.knobs and probe.phases]
-    peaks: dict[str, Sequence[float | None]] = {"predicted": [*map(float, phases.values())]}
-    for name, measured in (("probe", probes[-1:]), ("run", [history.phases] if history is not None else [])):
+    peaks: dict[str, Sequence[float | None]] = {"tensors, predicted": [*map(float, phases.values())]}
+    for name, measured in (
+        ("allocated, probe", probes[-1:]),
+        ("allocated, run", [history.phases] if history is not None else []),
+    ):
         for each in filter(None, measured):
             peaks[name] = [float(each[phase].allocated_bytes) if phase in each else None for phase in phases]
     groups = [formatting.PHASES[phase] for phase in phases]
-    yield bar_figure("phases", "Peak allocated in each phase", groups, peaks, "bytes", {})
+    yield bar_figure("phases", "Peak of each phase", groups, peaks, "bytes")
 
 
 def _run_figures(material: Material) -> Iterator[Section]:
@@ -136,7 +145,7 @@ def _run_figures(material: Material) -> Iterator[Section]:
             for name in ("peak_reserved_bytes", "reserved_bytes", "peak_allocated_bytes", "allocated_bytes")
         }
         limits = {
-            "budget": float(estimate.reservable_bytes),
+            TORCH_BUDGET: float(estimate.reservable_bytes),
             "predicted peak reserved": float(estimate.reserved_bytes),
             "predicted peak allocated": float(estimate.reserved.peak_allocated_bytes),
         }
@@ -158,7 +167,7 @@ def _run_figures(material: Material) -> Iterator[Section]:
             yield over_time(name.replace("/", "-"), words.capitalize(), lines={words: logged}, y_title=words)
     if any(speeds := [moment.tokens_per_second for moment in moments]):
         limits = {"predicted": estimate.time.tokens_per_second} if formatting.has_speed(estimate.time) else {}
-        yield over_time("speed", "Speed", lines={"tokens/s": speeds}, y_title="speed", unit="tokens/s", limits=limits)
+        yield over_time("speed", "Speed", lines={"speed": speeds}, y_title="speed", unit="tokens/s", limits=limits)
 
 
 def _thinned(moments: tuple[StepReading, ...]) -> list[StepReading]:

@@ -13,6 +13,8 @@ from autotrain_mem.types import DataProfile, RunMarker, Section, Timeline
 
 MOST_ROWS = 60
 """The approximate limit of rows in a figure's table."""
+TORCH_BUDGET = "budget for torch"
+"""The name of the limit of reserved bytes: the card's budget without the memory outside torch."""
 
 Lines = Mapping[str, Sequence[float | None]]
 """The values of each line by its name; None where nothing was measured."""
@@ -53,16 +55,29 @@ def line_figure(
         unit: The unit of the values: ``bytes``, ``tokens/s``, or empty for a plain number.
         happened: The incidents to mark, on an axis of seconds.
     """
-    is_clock, limits = "second" in axis, limits or {}
+    is_clock, limits, sentences = "second" in axis, limits or {}, []
 
     def place(value: float) -> str:
         minutes, seconds = divmod(round(value), 60)
         return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if is_clock else format_value(value, "")
 
-    sentences = _sentences(lines, limits, unit)
-    if kinds := [each.kind for each in happened]:
+    for name, values in lines.items():
+        known = [value for value in values if value is not None]
+        ends = (known[0], known[-1], min(known), max(known)) if known else ()
+        match [format_value(each, unit) for each in ends]:
+            case [first, last, least, most] if least == most:
+                course = f"stays at {first}"
+            case [first, last, least, most] if {first, last} == {least, most}:
+                course = f"{'rises' if first == least else 'falls'} from {first} to {last}"
+            case [first, last, least, most]:
+                course = f"begins at {first} and ends at {last}, and is between {least} and {most}"
+            case _:
+                course = "was not measured"
+        sentences.append(f"{name[:1].upper()}{name[1:]} {course}.")
+    sentences += [f"The {name} is {format_value(value, unit)}." for name, value in limits.items()]
+    if kinds := [each.kind for each in happened if each.kind not in ("start", "end")]:
         counts = ", ".join(f"{kind} ({kinds.count(kind)})" for kind in dict.fromkeys(kinds))
-        sentences.append(f"Marks: {counts}.")
+        sentences.append(f"Marked: {counts}.")
     shown = sorted({*range(0, len(x), max(1, -(-len(x) // MOST_ROWS))), len(x) - 1})
     no_mark, blank = ("",) if happened else (), [""] * len(lines)
     rows = [(x[at], (*(format_value(each[at], unit) for each in lines.values()), *no_mark)) for at in shown]
@@ -100,7 +115,7 @@ def histogram_figure(key: str, title: str, profile: DataProfile, cut: int | None
     note = f"Half of the rows have at most {half:,} tokens, 95 % at most {most_rows:,}, the longest {most:,}."
     areas, verticals = {"rows": (whole, "series-1")}, {}
     if cut is not None:
-        share = percent(profile.truncated_rows_fraction(cut))
+        share = percent(profile.truncated_rows_fraction(cut)) if any(longer) else "none"
         note += f" max_length {cut:,} {'drops' if profile.drops else 'truncates'} {share} of them."
         areas = {f"longer than {cut:,}": (longer, "series-2"), f"up to {cut:,}": (whole, "series-1")}
         verticals = {f"max_length {cut:,}: {share} are longer": math.log2(cut)}
@@ -132,17 +147,21 @@ def histogram_figure(key: str, title: str, profile: DataProfile, cut: int | None
     )
 
 
-def bar_figure(key: str, title: str, groups: Sequence[str], lines: Lines, unit: str, limits: Limits) -> Section:
+def bar_figure(key: str, title: str, groups: Sequence[str], lines: Lines, unit: str) -> Section:
     """Draws a group of bars for each name, one bar for each line; the table holds them all."""
-    first = [-1 if value is None else value for value in next(iter(lines.values()))]
-    home = first.index(max(first))
+    sizes = [[-1 if value is None else value for value in each] for each in lines.values()]
+    tallest = [each.index(max(each)) for each in sizes]
+    highest = [
+        f"{name} {format_value(each[at], unit)}, in {groups[at]}"
+        for name, each, at in zip(lines, sizes, tallest, strict=True)
+    ]
     return Section(
         key=key,
         title=title,
-        note=" ".join(_sentences(lines, limits, unit, has_ends=False)),
+        note=f"Highest: {'; '.join(highest)}.",
         columns=("", *lines),
         rows=tuple(zip(groups, *([format_value(each, unit) for each in row] for row in lines.values()), strict=True)),
-        figure=_figure(range(len(groups)), _named(lines), limits, home=home, unit=unit, rows=[*groups]),
+        figure=_figure(range(len(groups)), _named(lines), {}, home=tallest[0], unit=unit, rows=[*groups]),
     )
 
 
@@ -165,19 +184,6 @@ def _named(lines: Lines) -> list[dict[str, Any]]:
     return [{"name": name, "values": [*values]} for name, values in lines.items()]
 
 
-def _sentences(lines: Lines, limits: Limits, unit: str, *, has_ends: bool = True) -> list[str]:
-    sentences = []
-    for name, values in lines.items():
-        range_of, known = "nothing was measured", [value for value in values if value is not None]
-        if known:
-            first, last, least, most = (
-                format_value(each, unit) for each in (known[0], known[-1], min(known), max(known))
-            )
-            range_of = f"{f'from {first} to {last}, ' if has_ends else ''}between {least} and {most}"
-        sentences.append(f"{name}: {range_of}.")
-    return sentences + [f"The line {name} is at {format_value(value, unit)}." for name, value in limits.items()]
-
-
 def timeline_figure(timeline: Timeline) -> Section:
     """Draws memory event by event, stacked by owner; the table holds the highest moment of each stretch of a phase."""
     totals = [sum(column) for column in zip(*timeline.owners.values(), strict=True)]
@@ -190,10 +196,9 @@ def timeline_figure(timeline: Timeline) -> Section:
     largest = sorted(((sizes[peak], name) for name, sizes in owners.items()), reverse=True)
     parts = ", ".join(f"{name} {format_bytes(size)}" for size, name in largest[:3] if size)
     summary = (
-        f"Allocated memory is highest in {phase_at(peak) or 'the step'}, at {format_bytes(totals[peak])} ({parts}). "
-        f"torch reserves at most {format_bytes(max(timeline.reserved_bytes))} of a budget of "
-        f"{format_bytes(timeline.budget_bytes)}. The rehearsal has {timeline.events:,} events, "
-        f"of which {len(totals):,} are drawn; peaks are kept."
+        f"Tensors hold most in {phase_at(peak) or 'the step'}: {format_bytes(totals[peak])} ({parts}). torch reserves "
+        f"{format_bytes(max(timeline.reserved_bytes))} for them; its budget is {format_bytes(timeline.budget_bytes)}. "
+        f"{len(totals):,} of {timeline.events:,} events are drawn, with all peaks."
     )
     stretches = pairwise([0, *(bisect_left(timeline.event, first) for first in starts), len(totals)])
     highest = {max(range(first, end), key=totals.__getitem__) for first, end in stretches if first < end}
@@ -207,7 +212,7 @@ def timeline_figure(timeline: Timeline) -> Section:
         key="memory",
         title=f"Memory over the {timeline.name}",
         note=summary,
-        columns=("Phase", "Event", "Allocated", "Reserved", *owners, "Largest holder"),
+        columns=("Phase", "Event", "Tensors", "Reserved", *owners, "Largest holder"),
         rows=tuple(rows),
         figure=_stacked_figure(timeline, names),
     )
@@ -242,7 +247,7 @@ def _stacked_figure(timeline: Timeline, names: Sequence[str]) -> dict[str, Any]:
     return _figure(
         timeline.event,
         [*areas, reserved],
-        {"budget": timeline.budget_bytes},
+        {TORCH_BUDGET: timeline.budget_bytes},
         home=timeline.peak,
         x_title="events of the rehearsal",
         unit="bytes",

@@ -93,13 +93,13 @@ def test_the_panel_tells_of_the_peak_until_a_reader_points_elsewhere(report: Bro
     assert "at the peak" in text_of(report, ".panel .where")
     shown = page_examples.timeline(1500)
     allocated = format_bytes(sum(column[shown.peak] for column in shown.owners.values()))
-    assert text_of(report, ".panel .sum").split() == ["allocated", *allocated.split()]
+    assert text_of(report, ".panel .sum").split() == ["tensors", *allocated.split()]
     hover(report, 0.4)
     until(report, "return !document.querySelector('.panel .where').innerText.includes('peak')")
     panel = text_of(report, ".panel")
     assert "model.layers." in panel
     assert "GiB" in panel.split("Largest holders")[1]
-    for row in ("weights", "allocated", "reserved by torch", "budget"):
+    for row in ("weights", "tensors", "reserved by torch", "budget"):
         assert row in panel
     report.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": 2, "y": 2})
     until(report, "return document.querySelector('.panel .where').innerText.includes('peak')")

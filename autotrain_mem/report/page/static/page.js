@@ -141,7 +141,7 @@ function extent(values) {
 
 function horizontalTicks({x, rows, is_log: isLog, isClock}, {wide}, first, last) {
   if (!rows) {
-    const ticks = ticksOf(first, last, wide / (isLog ? 180 : 90), 1, isClock ? CLOCK_STEPS : []);
+    const ticks = ticksOf(first, last, wide / 90, 1, isClock ? CLOCK_STEPS : isLog ? [0.1, 1, 2, 3] : []);
     return ticks.map((value) => [value, isClock ? formatClock(value) : formatValue(isLog ? Math.round(2 ** value) : value)]);
   }
   const letters = Math.max(2, Math.floor(wide / x.length / 6.6));
@@ -225,7 +225,7 @@ function notes({limits, verticals, marks, phases, peak, unit, x, lines}, pen) {
 function limitLines(limits, unit, pen) {
   const taken = [];
   return Object.entries(limits).sort(([, one], [, other]) => other - one).flatMap(([name, value]) => {
-    const isAbove = pen.y(value) < -1, height = isAbove ? 0 : pen.y(value), colour = name === 'budget' ? 'bad' : 'soft';
+    const isAbove = pen.y(value) < -1, height = isAbove ? 0 : pen.y(value), colour = name.startsWith('budget') ? 'bad' : 'soft';
     const text = `${name} ${formatValue(value, unit)}${isAbove ? ' ↑' : ''}`;
     const met = (middle) => taken.filter((each) => Math.abs(each.middle - middle) < 15);
     const places = [height - 9, height + 9].filter((each) => each > 0), middle = places.find((each) => !met(each).length) ?? places[0];
@@ -248,7 +248,7 @@ function reading(figure, point, reach = 0) {
   const lastKnown = ({values}) => (rows ? values[point] : values.slice(0, point + 1).findLast((one) => one != null));
   const valueOf = (each) => [each.name, formatValue(lastKnown(each), unit), each];
   const areas = lines.filter((each) => each.stacked), values = areas.map(valueOf);
-  if (figure.phases) values.push(['allocated', formatBytes(allocatedAt(lines, point))]);
+  if (figure.phases) values.push(['tensors', formatBytes(allocatedAt(lines, point))]);
   values.push(...lines.filter((each) => !each.stacked).map(valueOf));
   for (const [name, limit] of Object.entries(limits)) values.push([name, formatValue(limit, unit)]);
   const marked = figure.marks.filter((each) => nearest(x, each.seconds) === point || Math.abs(each.seconds - value) <= reach);
