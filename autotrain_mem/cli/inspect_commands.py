@@ -10,13 +10,14 @@ from pathlib import Path
 from rich.live import Live
 
 from autotrain_mem.cli.flags import CommandParser
+from autotrain_mem.cli.trained_run import how_to_continue
 from autotrain_mem.report.difference_view import difference_view
 from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.layout import Indented
 from autotrain_mem.report.machine_view import doctor_view, issue_text, recipes_view
 from autotrain_mem.report.run_history import HistoryReader
 from autotrain_mem.report.run_view import RunSnapshot, happening_lines, watch_line, watch_view
-from autotrain_mem.report.terminal import Console, LiveLine, is_live, lasting_console, whole_lines
+from autotrain_mem.report.terminal import Console, LiveLine, is_live, lasting_console, say, whole_lines
 from autotrain_mem.support import codec, yaml_files
 from autotrain_mem.support.errors import PlanFileError, UsageError
 from autotrain_mem.support.units import format_bytes
@@ -89,7 +90,8 @@ def watch(argv: Sequence[str]) -> int:
     def look() -> RunSnapshot:
         plan = None
         try:
-            history, alive = reader.read(), api.is_under_way(folder)
+            alive = api.is_under_way(folder)  # first: a run writes how it ended before it releases its lock
+            history = reader.read()
         except OSError as error:
             raise UsageError(f"{folder} cannot be read: {error.strerror}.", hint="Give another folder.") from error
         with contextlib.suppress(PlanFileError):
@@ -104,19 +106,21 @@ def watch(argv: Sequence[str]) -> int:
         history = None if first.history is None else codec.to_json(first.history)
         sys.stdout.write(json.dumps({"schema": "autofit.watch/1", "state": first.state, "history": history}) + "\n")
         return 0
-    console = Console()
+    console, last = Console(), first
     if options.once or first.is_over:
         console.print(Indented(watch_view(first)))
-        return 0
-    try:
-        _follow(look, first)
-    except KeyboardInterrupt:  # only the watching ends; the run goes on
-        sys.stdout.write("\n")
+    else:
+        try:
+            last = _follow(look, first)
+        except KeyboardInterrupt:  # only the watching ends; the run goes on
+            sys.stdout.write("\n")
+    if last.is_over and last.plan is not None and last.state != "finished":
+        say(console, how_to_continue(folder, last.plan.method))
     return 0
 
 
-def _follow(look: Callable[[], RunSnapshot], watched: RunSnapshot) -> None:
-    """Redraws a run until it is over; without a terminal, prints a line for each change."""
+def _follow(look: Callable[[], RunSnapshot], watched: RunSnapshot) -> RunSnapshot:
+    """Redraws a run until it is over, and returns its end; without a terminal, prints a line for each change."""
     console, said, last = lasting_console(), 0, ""
     live = Live(console=console, auto_refresh=False) if is_live(console) else None
     with live or contextlib.nullcontext():
@@ -132,7 +136,7 @@ def _follow(look: Callable[[], RunSnapshot], watched: RunSnapshot) -> None:
                     last = line.split("  ")[0]
                     print(line, flush=True)
             if watched.is_over:
-                return
+                return watched
             time.sleep(LOOK_SECONDS)
             watched = look()
 

@@ -1,6 +1,7 @@
 """Reads the output folder of a finished run: what was trained, and on which base model."""
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,12 +54,8 @@ def find_run(path: str) -> TrainedRun:
         raise UsageError(message, hint=_A_RUN) from error
     has_adapter = _has(folder, ADAPTER_WEIGHTS) and (folder / "adapter_config.json").is_file()
     if not (has_adapter or _has(folder, MODEL_WEIGHTS)) or not (folder / RUN_NAME).is_file():
-        has_checkpoints = any(path.is_dir() for path in folder.glob("checkpoint-*"))
-        resume = f"autofit {method.name} --output_dir {folder} --resume_from_checkpoint  continues it."
-        raise OutputFolderError(
-            f"The run in {folder} is not finished: it holds no trained model yet.",
-            hint=resume if has_checkpoints else f"autofit {method.name} --plan {folder}  trains with its plan again.",
-        )
+        message = f"The run in {folder} is not finished: it holds no trained model yet."
+        raise OutputFolderError(message, hint=how_to_continue(folder, method.name))
     return TrainedRun(
         folder=folder,
         method=method,
@@ -67,6 +64,13 @@ def find_run(path: str) -> TrainedRun:
         base_bits=next((bits for name, bits in BASE_BITS.items() if knobs.get(name)), None),
         is_adapter=has_adapter,
     )
+
+
+def how_to_continue(folder: Path, method: str) -> str:
+    """Returns the command that continues an unfinished run, or that begins it again if it has no checkpoint."""
+    if any(path.is_dir() for path in folder.glob("checkpoint-*")):
+        return f"{shlex.join(['autofit', method, '--output_dir', str(folder)])} --resume_from_checkpoint  continues it."
+    return f"{shlex.join(['autofit', method, '--plan', str(folder)])}  trains with its plan again."
 
 
 def _has(folder: Path, names: tuple[str, ...]) -> bool:

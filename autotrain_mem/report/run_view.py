@@ -28,7 +28,7 @@ _TROUBLES = {
 SLOW = 0.5
 """A run counts as slow below this share of the predicted speed."""
 SILENT_SECONDS = 60.0
-"""Seconds without a write after which a run that holds no lock counts as dead."""
+"""Seconds without a write after which a run counts as dead if no lock shows whether its process is alive."""
 PACE_SECONDS = 120.0
 """Seconds over which the pace is measured to predict the time left."""
 
@@ -51,9 +51,7 @@ class RunSnapshot:
         """Returns whether nothing more will be written. A run that has not begun is not over."""
         if self.history is None or self.alive:
             return False
-        # A lock may not reach another machine, so a recent write counts as a sign of life too.
-        is_silent = self.now - self.history.last > SILENT_SECONDS
-        return bool(self.history.ending) or (self.alive is False and is_silent)
+        return bool(self.history.ending) or self.alive is False or self.now - self.history.last > SILENT_SECONDS
 
     @property
     def step(self) -> int:

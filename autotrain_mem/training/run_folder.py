@@ -259,7 +259,8 @@ def _check_is_free(folder: Path, *, overwrite: bool = False) -> None:
 
 
 def is_under_way(folder: Path) -> bool | None:
-    """Returns whether a process holds a run's folder; None if that is unknown. Changes nothing."""
+    """Returns whether a process holds a run's folder; None if that is unknown, as on another machine than the run's,
+    which a lock need not reach. Changes nothing."""
     if sys.platform == "win32":
         return None
     try:
@@ -274,9 +275,10 @@ def is_under_way(folder: Path) -> bool | None:
         return True
     except OSError:
         return None
+    else:
+        return False if _read_record(file).get("host") == socket.gethostname() else None
     finally:
         os.close(file)
-    return False
 
 
 def _try_lock(folder: Path, on_event: OnEvent) -> int | None:

@@ -2,6 +2,7 @@
 in the files that the run has left so far, and nothing is made up."""
 
 import json
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -170,8 +171,9 @@ def test_a_run_is_over_once_it_says_so_or_nobody_is_at_it() -> None:
         (None, None, "not begun", False),
         (None, False, "not begun", False),
         (RUNNING, False, "stopped for an unknown reason", True),
-        (replace(RUNNING, last=190.0), False, "running", False),  # its lock does not reach here, and it writes
-        (RUNNING, None, "running", False),
+        (replace(RUNNING, last=190.0), False, "stopped for an unknown reason", True),  # its lock is free
+        (replace(RUNNING, last=190.0), None, "running", False),  # its lock does not reach here, and it writes
+        (RUNNING, None, "stopped for an unknown reason", True),
         (replace(RUNNING, ending="finished"), False, "finished", True),
         (replace(RUNNING, ending="failed"), True, "running", False),  # another process goes on with it
     ):
@@ -201,6 +203,9 @@ def test_watch_follows_a_run_to_its_end_and_refuses_what_is_none(
     follower.join(10)
     assert not follower.is_alive()
     assert api.is_under_way(tmp_path) is False
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(socket, "gethostname", lambda: "another")
+        assert api.is_under_way(tmp_path) is None
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "step 2 of 2; loss 1.500, from 1.500; finished"
     assert "checkpoint of step 2" in lines
@@ -208,6 +213,13 @@ def test_watch_follows_a_run_to_its_end_and_refuses_what_is_none(
     shown = capsys.readouterr().out
     assert "2 of 2" in shown
     assert "finished" in shown
+    PLAN.save(tmp_path)
+    (tmp_path / "checkpoint-2").mkdir()
+    log.see({"event": "start", "step": 2, "total_steps": 4})
+    inspect_commands.watch([str(tmp_path)])  # nobody is at it: that is seen at once
+    shown = capsys.readouterr().out
+    assert "stopped for an unknown reason" in " ".join(shown.split())
+    assert shown.endswith(f"autofit {PLAN.method} --output_dir {tmp_path} --resume_from_checkpoint  continues it.\n")
 
 
 def test_what_was_measured_and_logged_at_a_step_is_one_moment(tmp_path: Path) -> None:
