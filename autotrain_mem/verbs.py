@@ -1,8 +1,9 @@
 """Offers the command's actions in Python, as functions that take and return values.
 
 The main ones take a method, a model, and TRL's own arguments by name. A given argument is never changed; a plan may set
-any other. While a call plans, a terminal or a notebook shows a line of progress, which then vanishes; nothing else is
-printed. This process's environment is unchanged, and no process outlives a call.
+any other. While a call plans or trains, a terminal or a notebook shows a line of progress, which then vanishes; a line
+for each probe, restart or other incident of a training stays. Elsewhere nothing is printed. This process's environment
+is unchanged, and no process outlives a call.
 """
 
 import difflib
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotrain_mem import api
-from autotrain_mem.report.terminal import Console, LiveLine, SearchProgress, is_live
+from autotrain_mem.report.terminal import Console, LiveLine, SearchProgress, TrainingProgress, is_live
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import printable
 from autotrain_mem.types import METHODS, Cards, Estimate, Hardware, Plan, Report
@@ -191,7 +192,13 @@ def fit(
         with _begun(request, to_train=True) as (rehearsals, progress):
             reports = (progress.tried, progress.counting)
             chosen = api.plan(rehearsals, *reports, to_train=True, simulate=simulate, earlier=request.plan)
-        return api.train(rehearsals, chosen, request, on_event)
+        with TrainingProgress(_console(request), budget_bytes=chosen.estimate.reservable_bytes) as training:
+
+            def see(event: Event) -> None:
+                training.on_event(event)
+                on_event(event)
+
+            return api.train(rehearsals, chosen, request, see)
 
 
 def cards(
@@ -327,14 +334,20 @@ def _as_request(
     return api.with_accelerate(request)
 
 
+def _console(request: api.RunRequest) -> Console:
+    """Makes a console that prints only where a line can be redrawn."""
+    console = Console(stderr=True)
+    console.quiet = not (request.autofit.show and (is_live(console) or console.is_jupyter))
+    return console
+
+
 @contextmanager
 def _begun(
     request: api.RunRequest, *, to_train: bool, **options: Any
 ) -> Iterator[tuple[api.Rehearsals, SearchProgress]]:
-    """Reads the requested job, and yields its rehearsals and a line of progress, shown only where it can vanish.
+    """Reads the requested job, and yields its rehearsals and a line of progress.
     ``options``: of :func:`api.opened`."""
-    console = Console(stderr=True)
-    console.quiet = not (request.autofit.show and (is_live(console) or console.is_jupyter))
+    console = _console(request)
     with api.opened(request, to_train=to_train, **options) as workers:
         with LiveLine(console, "importing TRL, looking at the model"):
             rehearsals = api.begin(workers, request, _warn, to_train=to_train)

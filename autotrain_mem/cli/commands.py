@@ -111,7 +111,7 @@ def train(workers: api.Workers, request: api.RunRequest, output: flags.Output) -
         if earlier is None or (earlier.knobs, earlier.warnings) != (chosen.knobs, chosen.warnings):
             console.print(explain_view(chosen) if output.verbose else first_screen(chosen))
         pages: list[str] = []
-        with terminal.TrainingProgress(console, budget_bytes=rehearsals.budget_bytes, pages=pages) as progress:
+        with terminal.TrainingProgress(console, budget_bytes=chosen.estimate.reservable_bytes, pages=pages) as progress:
             report = api.train(rehearsals, chosen, request, progress.on_event, machines=machines)
         if output.out is not None:
             plan_files.refresh(output.out, report.output_dir)

@@ -51,7 +51,8 @@ def report(argv: Sequence[str]) -> int:
     file = api.report_path(options.path) if options.out is None else Path(options.out)
     if not options.json:
         api.check_report_place(file)
-    page = api.report_page(options.path)
+    with LiveLine(Console(stderr=True), "reading the plan and drawing its figures"):
+        page = api.report_page(options.path)
     if options.json:
         sys.stdout.write(json.dumps(codec.to_json(page)) + "\n")
         return 0

@@ -33,8 +33,8 @@ STEPS = 60
 FLAGS = ("--max_steps", str(STEPS), "--learning_rate", "3e-3", "--logging_steps", "5", "--save_strategy", "no")
 """A short run with TRL's defaults, except that random weights need a higher learning rate than 2e-5."""
 NEXT_COMMANDS = (
-    "  autofit plan sft --model Qwen/Qwen2.5-0.5B --gpu rtx3060     what would fit, without a GPU",
-    "  autofit sft --model Qwen/Qwen2.5-0.5B --dataset DATA         plan for this machine's GPU, and train",
+    *("  autofit plan sft --model Qwen/Qwen2.5-0.5B --gpu rtx3060", "      shows what fits, without a GPU"),
+    *("  autofit sft --model Qwen/Qwen2.5-0.5B --dataset DATA", "      plans for this machine's GPU, and trains"),
 )
 
 
@@ -70,7 +70,7 @@ def quickstart(argv: Sequence[str]) -> int:
         arguments = {**rehearsals.job.arguments, "output_dir": str(folder / "trl-defaults")}
         trial = replace(rehearsals, job=replace(rehearsals.job, arguments=arguments))
         try:
-            with TrainingProgress(console, budget_bytes=trial.budget_bytes) as bar:
+            with TrainingProgress(console, budget_bytes=predicted.reservable_bytes) as bar:
                 as_given = api.plan_as_given(trial, predicted)
                 api.fit(trial, as_given, simulate=True, guarded=False, max_restarts=0, on_event=bar.on_event)
         except GpuOutOfMemoryError as error:
@@ -84,7 +84,7 @@ def quickstart(argv: Sequence[str]) -> int:
             chosen = api.plan(rehearsals, progress.tried, progress.counting, to_train=True, simulate=True)
     console.print(first_screen(chosen))
     _chapter(console, f"4. {STEPS} real steps with that plan, on the same card")
-    with TrainingProgress(console, budget_bytes=rehearsals.budget_bytes) as bar:
+    with TrainingProgress(console, budget_bytes=chosen.estimate.reservable_bytes) as bar:
         report = api.fit(rehearsals, chosen, simulate=True, on_event=bar.on_event)
         pages: list[str] = []
         api.write_run_report(folder / "run", store, lambda event: pages.append(str(event.get("path", ""))))

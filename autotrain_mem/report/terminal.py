@@ -5,12 +5,11 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.table import Column
 from rich.text import Text
@@ -54,111 +53,26 @@ def lasting_console(*, stderr: bool = False) -> Console:
     return Console(file=LossyStream(sys.stderr if stderr else sys.stdout))
 
 
-PLAIN_LINES = 10
-"""Number of progress lines of a whole run without a terminal."""
-
-
 def is_live(console: Console) -> bool:
     """Returns whether a line can be redrawn in place."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
-class TrainingProgress:
-    """Draws a bar over the optimizer steps, with loss, peak memory and time left; prints lines without a terminal.
-
-    Args:
-        console: Where to print; stderr keeps stdout free for results.
-        budget_bytes: The budget shown beside the peak.
-        pages: Collects the paths of written reports; None to print them at once.
-    """
-
-    def __init__(self, console: Console, *, budget_bytes: int, pages: list[str] | None = None) -> None:
-        self._console = console
-        self._budget_bytes = budget_bytes
-        self._pages = pages
-        self._bar = Progress(
-            TextColumn("step {task.completed}/{task.total}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.description}", markup=False),
-            console=console,
-            expand=True,
-            refresh_per_second=4,
-            disable=not is_live(console),
-        )
-        self._task = self._bar.add_task("", total=0)
-        self._logged: dict[str, float] = {}
-        """The last values of ``loss`` and ``reward``, by name."""
-        self._total_steps = self._peak_bytes = 0
-        self._first: tuple[int, float] | None = None
-        self._tenths_said = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._bar.stop()
-
-    def on_event(self, event: Mapping[str, Any]) -> None:
-        match event["event"]:
-            case "start":
-                self._first = None
-                if (total_steps := event["total_steps"]) != self._total_steps:  # else a new process resumes it
-                    self._total_steps = total_steps
-                    if self._bar.disable:
-                        say(self._console, f"training {counted(total_steps, 'step')}")
-                    self._bar.update(self._task, total=total_steps)
-                    self._bar.start()
-            case "log":
-                logs = event["logs"]
-                reward = next((logs[name] for name in REWARD_NAMES if name in logs), None)
-                found = {"loss": logs.get("loss"), "reward": reward}
-                self._logged |= {name: value for name, value in found.items() if value is not None}
-            case "step":
-                self._advance(event["step"], event["memory"])
-            case "interrupted":
-                self._console.print("Interrupted: training stops after this step; press Ctrl-C again to stop it now.")
-            case "report" if self._pages is not None:
-                self._pages.append(event["path"])
-            case "moved_aside":
-                say(self._console, f"The earlier run is now in {event['path']}.")
-            case _:
-                if line := event_line(event):
-                    say(self._console, line)
-
-    def _advance(self, step: int, memory: Mapping[str, int] | None) -> None:
-        """Shows optimizer step number ``step`` of the run, with the largest reserved memory so far."""
-        self._peak_bytes = max(self._peak_bytes, 0 if memory is None else memory["peak_reserved_bytes"])
-        parts = [f"{name} {value:#.4g}" for name, value in sorted(self._logged.items())]
-        if self._peak_bytes:
-            parts.append(f"peak {formatting.of_budget(self._peak_bytes, self._budget_bytes)}")
-        # The first step warms up kernels and allocator, and so is left out of the pace.
-        now = time.monotonic()
-        first_step, first_seconds = self._first = self._first or (step, now)
-        if first_step < step < self._total_steps:
-            left = (now - first_seconds) / (step - first_step) * (self._total_steps - step)
-            parts.append(f"{duration(left)} left")
-        facts = "  ".join(parts)
-        self._bar.update(self._task, completed=step, description=facts)
-        tenths = PLAIN_LINES * step // max(1, self._total_steps)
-        if self._bar.disable and tenths > self._tenths_said:  # at the first step, and after each further tenth
-            self._tenths_said = tenths
-            say(self._console, f"step {step}/{self._total_steps}  {facts}".rstrip())
-
-
-REPEAT_SECONDS = 5.0
+REPEAT_SECONDS, NOTEBOOK_SECONDS = 5.0, 1.0
+"""Seconds between two lines of the same text without a terminal, and between two updates in a notebook."""
 
 
 class LiveLine(Progress):
-    """Redraws one line in place on a terminal (with seconds) or in a notebook; elsewhere it prints the line with the
-    seconds so far every :data:`REPEAT_SECONDS`."""
+    """Redraws one line with its seconds in place, on a terminal or in a notebook; elsewhere it prints the line every
+    :data:`REPEAT_SECONDS`. ``bar``: shown instead of the spinner."""
 
-    def __init__(self, console: Console, text: str = "") -> None:
+    def __init__(self, console: Console, text: str = "", bar: ProgressColumn | None = None) -> None:
         cut = Column(no_wrap=True, overflow="crop", ratio=1)  # a line that wraps flickers when it is redrawn
         column = TextColumn("{task.description}", markup=False, table_column=cut)
         spinner = SpinnerColumn("line" if console.options.ascii_only else "dots")
-        columns = (spinner, column, TimeElapsedColumn())
+        columns = (bar or spinner, column, TimeElapsedColumn())
         super().__init__(*columns, console=console, transient=True, expand=True, disable=not is_live(console))
-        self._line = self.add_task(text)
+        self._line = self.add_task(text, total=None)
         self._output: Any = None
         self.show(text)
         self._in_lines = self.disable and not console.is_jupyter
@@ -167,17 +81,23 @@ class LiveLine(Progress):
     def start(self) -> None:
         """Shows the line."""
         super().start()
-        if self._in_lines:
+        if self.disable and not self.console.quiet:
             threading.Thread(target=self._repeat, daemon=True).start()
 
     def _repeat(self) -> None:
-        began = time.monotonic()
-        while not self._stopped.wait(REPEAT_SECONDS):
-            say(self.console, f"{self.tasks[0].description} ({duration(time.monotonic() - began)})")
+        while not self._stopped.wait(REPEAT_SECONDS if self._in_lines else NOTEBOOK_SECONDS):
+            line = f"{self.tasks[0].description} ({duration(self.tasks[0].elapsed or 0.0)})"
+            if not self._in_lines:
+                self._display(line)
+            elif self.tasks[0].total is None:  # steps are shown as they are done
+                say(self.console, line)
 
     def show(self, text: str) -> None:
         """Shows another text, cropped at the terminal's width."""
         self.update(self._line, description=text)
+        self._display(text)
+
+    def _display(self, text: str) -> None:
         if self.console.is_jupyter and not self.console.quiet:
             shown = {"text/plain": printable(text)}
             if self._output is None:
@@ -194,6 +114,96 @@ class LiveLine(Progress):
         """Shows how many rows are tokenized."""
         doing = f"{counting.doing[:1].lower()}{counting.doing[1:]}"
         self.show(f"counting tokens: {counting.done:,} of {counted(counting.rows, 'row')}, {doing}")
+
+
+PLAIN_LINES = 10
+"""Number of progress lines of a whole run without a terminal."""
+_WAITS = {
+    "probing": "probing",
+    "probe": "preparing the training",
+    "died": "the training process ended: looking for how to continue",
+    "restart": "starting the training process",
+}
+"""Event -> what is waited for after it."""
+
+
+class TrainingProgress(LiveLine):
+    """Shows a bar over the optimizer steps, with loss, peak memory and time left, or what is waited for, and its time.
+    Without a terminal, it prints some of the steps.
+
+    Args:
+        console: Where to print; stderr keeps stdout free for results.
+        budget_bytes: What torch may reserve, which is shown beside the peak.
+        pages: Collects the paths of written reports; None to print them at once.
+    """
+
+    def __init__(self, console: Console, *, budget_bytes: int, pages: list[str] | None = None) -> None:
+        super().__init__(console, _WAITS["restart"], BarColumn(bar_width=8))
+        self._budget_bytes = budget_bytes
+        self._pages = pages
+        self._logged: dict[str, float] = {}
+        """The last values of ``loss`` and ``reward``, by name."""
+        self._total_steps = self._peak_bytes = 0
+        self._first: tuple[int, float] | None = None
+        self._tenths_said = -1
+
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        if line := event_line(event):
+            if event["event"] == "report" and self._pages is not None:
+                self._pages.append(event["path"])
+            else:
+                say(self.console, line)
+        match event["event"]:
+            case "probing" | "probe" | "died" | "restart" as kind:
+                self._wait(_WAITS[kind])
+            case "start":
+                self._first = None
+                self.reset(self._line, total=event["total_steps"])
+                self.show("waiting for the first step")
+                if (total_steps := event["total_steps"]) != self._total_steps:  # else a new process resumes it
+                    self._total_steps = total_steps
+                    if self._in_lines:
+                        say(self.console, f"training {counted(total_steps, 'step')}")
+            case "log":
+                logs = event["logs"]
+                reward = next((logs[name] for name in REWARD_NAMES if name in logs), None)
+                found = {"loss": logs.get("loss"), "reward": reward}
+                self._logged |= {name: value for name, value in found.items() if value is not None}
+            case "step":
+                self._advance(event["step"], event["memory"])
+            case "interrupted":
+                self.console.print("Interrupted: training stops after this step; press Ctrl-C again to stop it now.")
+            case "moved_aside":
+                say(self.console, f"The earlier run is now in {event['path']}.")
+
+    def _advance(self, step: int, memory: Mapping[str, int] | None) -> None:
+        """Shows optimizer step number ``step`` of the run, with the largest reserved memory so far."""
+        self._peak_bytes = max(self._peak_bytes, 0 if memory is None else memory["peak_reserved_bytes"])
+        parts = [f"step {step}/{self._total_steps}"]
+        # The first step warms up kernels and allocator, and so is left out of the pace.
+        now = time.monotonic()
+        first_step, first_seconds = self._first = self._first or (step, now)
+        if first_step < step < self._total_steps:
+            left = (now - first_seconds) / (step - first_step) * (self._total_steps - step)
+            parts.append(f"{duration(left)} left")
+        parts += [f"{name} {value:#.4g}" for name, value in sorted(self._logged.items())]
+        if self._peak_bytes:
+            parts.append(f"peak {formatting.of_budget(self._peak_bytes, self._budget_bytes)}")
+        line = "  ".join(parts)
+        self.update(self._line, completed=step)
+        self.show(line)
+        tenths = PLAIN_LINES * step // max(1, self._total_steps)
+        if self._in_lines and tenths > self._tenths_said:  # at the first step, and after each further tenth
+            self._tenths_said = tenths
+            say(self.console, line)
+        if step == self._total_steps:
+            self._wait(f"saving after {line}")
+
+    def _wait(self, text: str) -> None:
+        """Shows what is waited for, with a bar without end and a clock that starts at 0."""
+        self.reset(self._line)
+        self.tasks[0].total = None
+        self.show(text)
 
 
 class SearchProgress(LiveLine):

@@ -61,8 +61,8 @@ class RunBackend(Protocol):
 
 def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event: Callable[[Event], None]) -> Event:
     """Trains to the end; returns the ``end`` event of the last process. ``restarts``: the most restarts in a row
-    without a new checkpoint; 0 for none. ``on_event``: gets the events of every process, and a ``restart`` between two
-    processes.
+    without a new checkpoint; 0 for none. ``on_event``: gets the events of every process, ``died`` when one ended too
+    early, and ``restart`` before the next.
 
     Raises:
         AutofitError: the last process's error; the hint says why it was not restarted, and what to resume from.
@@ -82,6 +82,7 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
             return ended
         cause, newest = cause_of(ended), None
         is_repeated = before == (cause.name, ended.step)
+        on_event({"event": "died", "step": ended.step, "cause": cause.name})
         try:
             newest = backend.newest(ended)
             spent = 0 if newest is not None and newest.step > attempt.began_at else spent

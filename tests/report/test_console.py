@@ -8,9 +8,10 @@ import io
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -37,6 +38,7 @@ from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import GpuOutOfMemoryError, TrainingError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Counting, Hardware, Knobs, Owner, Phase, ReservedByMode, Shortage, Topology
+from autotrain_mem.types.experience import Probe, Restart
 from autotrain_mem.types.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
 from tests.golden import kept
 
@@ -319,6 +321,13 @@ def console_of(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.
     return Console(file=file, width=width, no_color=True, force_terminal=terminal), file
 
 
+def wait_for(is_true: Callable[[], bool]) -> None:
+    deadline = time.time() + 60
+    while not is_true():
+        assert time.time() < deadline
+        time.sleep(0.01)
+
+
 def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     console, file = console_of()
     with SearchProgress(console, PLAN.job, PLAN.defaults) as progress:
@@ -331,10 +340,7 @@ def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal(monkeypat
     monkeypatch.setattr(terminal, "REPEAT_SECONDS", 0.01)
     with SearchProgress(console, PLAN.job, PLAN.defaults) as progress:
         progress.counting(Counting(done=10, rows=7473, doing="Tokenizing"))
-        line, deadline = "counting tokens: 10 of 7,473 rows, tokenizing (", time.time() + 60
-        while file.getvalue().count(line) < 2 and time.time() < deadline:
-            time.sleep(0.01)
-    assert file.getvalue().count(line) >= 2, "it is repeated"
+        wait_for(lambda: file.getvalue().count("counting tokens: 10 of 7,473 rows, tokenizing (") >= 2)
 
 
 def test_a_search_in_a_notebook_shows_one_line_that_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,19 +353,34 @@ def test_a_search_in_a_notebook_shows_one_line_that_vanishes(monkeypatch: pytest
     shown = [call.args[0]["text/plain"] for call in notebook.display().update.call_args_list]
     assert shown[1].startswith("rehearsing, 1 tried: needs 14.7 GiB, does not fit: micro-batch 8")
     assert (shown[0], shown[2:]) == ("planning", [""])
+    monkeypatch.setattr(terminal, "NOTEBOOK_SECONDS", 0.01)
+    with SearchProgress(Console(force_jupyter=True), PLAN.job, PLAN.defaults):
+        wait_for(lambda: "planning (0.1 s)" in str(notebook.display().update.call_args_list))
 
 
 def train(console: Console, patch: pytest.MonkeyPatch, total: int, steps: Iterable[int], **logs: float) -> None:
     """Takes two seconds a step."""
     seconds = [0.0]
     patch.setattr(terminal.time, "monotonic", lambda: seconds[0])
+    probe, sizes = Probe(knobs=CHOSEN, fits=True, measured=None, phases={}), {"predicted_bytes": 1, "budget_bytes": 2}
+    killed = Restart(step=3, resumed_at=2, cause="killed", why="signal 9", change="")
+    waits: list[dict[str, Any]] = [
+        {"event": "probing", "knobs": codec.to_json(CHOSEN)},
+        {"event": "probe", "probe": codec.to_json(probe), **sizes},
+        {"event": "died"},
+        {"event": "restart", "restart": codec.to_json(killed)},
+    ]
     with contextlib.suppress(KeyboardInterrupt), TrainingProgress(console, budget_bytes=12 * GIB) as progress:
+        for event in waits if console.is_terminal else ():
+            progress.on_event(event)
+            progress.refresh()
         progress.on_event({"event": "start", "total_steps": total})
         progress.on_event({"event": "log", "logs": logs})
         for step in steps:
             seconds[0] = 2.0 * step
             memory = {"peak_reserved_bytes": (7 if step < 3 else 8) * GIB} if logs else None
             progress.on_event({"event": "step", "step": step, "memory": memory})
+            progress.refresh()
         raise KeyboardInterrupt
 
 
@@ -372,7 +393,7 @@ def test_without_a_terminal_a_run_prints_about_ten_plain_lines(steps: int, monke
     assert lines[1].startswith(f"step 1/{steps}")
     assert lines[-1].startswith(f"step {steps}/{steps}")
     assert len(lines) - 1 == min(steps, 11 if steps > 10 else 10)
-    half = "step 50/100  loss 2.540  reward 0.5000  peak 8.00 of 12.0 GiB  1 min 40 s left"
+    half = "step 50/100  1 min 40 s left  loss 2.540  reward 0.5000  peak 8.00 of 12.0 GiB"
     assert (half in lines) is (steps == 100)
     for total, of_this_process, last in ((1, (1,), "step 1/1"), (100, (81, 90), "step 90/100  20.0 s left")):
         train(console, monkeypatch, total, of_this_process)
@@ -396,6 +417,13 @@ def test_no_live_line_is_wrapped_and_the_cursor_returns(width: int, monkeypatch:
     assert any("counting tokens: 150,000 of 200,000 rows, tokenizing train" in line for line in lines)
     assert any("rehearsing, 2 tried: needs 14.7 GiB, does not fit: micro-batch 8, " in line for line in lines)
     assert any("card 2 of 2: [/rtx3060, 4 x 16" in line for line in lines)
-    assert any(line.startswith("step 1000/1000 ━") and "peak 8.00 of 12.0 GiB" in line for line in lines)
-    assert max(map(len, lines)) <= width
+    for told in (
+        "╸ step 999/1000  2.0 s left  loss 1.000  peak 8.00 of 12.0 GiB ",
+        " saving after step 1000/1000  loss",
+    ):
+        assert any(told in line for line in lines)
+    for doing in terminal._WAITS.values():
+        assert any(line.endswith(" 0:00:00") for line in lines if f" {doing} " in line), doing
+    live = [line for line in lines if re.search(r" \d:\d\d:\d\d$", line)]  # lines of events are whole, for logs
+    assert max(map(len, live)) <= width
     assert file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex("\x1b[?25l")

@@ -142,6 +142,7 @@ def test_a_killed_process_is_gone_on_with_from_the_last_checkpoint_and_what_the_
     assert [attempt.learned for attempt in script.attempts] == [LearnedLimits(), LEARNED]
     restart = {"step": 47, "resumed_at": 40, "cause": "killed", "why": KILLED, "change": ""}
     assert script.restarts == [restart]
+    assert [event["event"] for event in script.told] == ["incident", "died", "restart", "incident"]
     script = Script([(killed(3), None), (END, None)])
     assert script.run() is END
     assert script.attempts[1].checkpoint is None, "without a checkpoint it begins again"
