@@ -1,5 +1,6 @@
 """Reads the user's flags and YAML keys with TRL's own parser."""
 
+import argparse
 import contextlib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -8,9 +9,18 @@ from typing import Any
 from autotrain_mem.checks import table
 from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.settings.trl_parser import TrlFlags, actions_of, check_finite, flags_of, read_given
+from autotrain_mem.settings.trl_parser import (
+    TrlFlags,
+    actions_of,
+    check_finite,
+    flags_of,
+    keep_flags,
+    kept_flags,
+    read_given,
+)
 from autotrain_mem.settings.words import MOST, SAME_ARGUMENT
 from autotrain_mem.support.errors import MissingExtraError
+from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.types import METHODS, Knobs
 from autotrain_mem.types.findings import refuse
 
@@ -35,7 +45,9 @@ def parse(
     Raises:
         UsageError: a flag or key is unknown, TRL refuses a value, flags contradict each other, or cannot be rehearsed.
     """
-    parser = method_of(method).make_parser()
+    parser, store = method_of(method).make_parser(), Store(cache_folder())
+    if kept_flags(store, method) is None:
+        keep_flags(store, method, _table(parser))
     defaults = {name: action.default for name, action in actions_of(parser).items()}
     read = read_given(parser, method, argv, config, also_known, _methods_with)
     given = {SAME_ARGUMENT.get(name, name): value for name, value in read.items()}
@@ -64,9 +76,12 @@ def flag_tables() -> dict[str, TrlFlags]:
     tables = {}
     for method in METHODS:
         with contextlib.suppress(MissingExtraError):
-            parser = method_of(method).make_parser()
-            tables[method] = TrlFlags(flags=flags_of(parser), help=parser.format_help())
+            tables[method] = _table(method_of(method).make_parser())
     return tables
+
+
+def _table(parser: argparse.ArgumentParser) -> TrlFlags:
+    return TrlFlags(flags=flags_of(parser), help=parser.format_help())
 
 
 def _methods_with(name: str) -> list[str]:

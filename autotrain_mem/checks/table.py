@@ -50,7 +50,6 @@ TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
     trl_arguments.accepted_by_trl,
     trl_arguments.accepted_by_peft,
     trl_arguments.tracker_names,
-    trl_arguments.checkpoint_to_resume,
     trl_arguments.label_smoothing,
     trl_arguments.evaluation_of_command,
 )

@@ -150,17 +150,6 @@ def tracker_names(flags: Flags) -> Problems:
             yield f"--report_to {name}: transformers has no such tracker.", f"{meant}It has {', '.join(known)}."
 
 
-def checkpoint_to_resume(flags: Flags) -> Problems:
-    """Refuses ``--resume_from_checkpoint true`` if the output folder holds no checkpoint."""
-    folder = flags.given.get("output_dir")
-    resumes = flags.given.get("resume_from_checkpoint") is True
-    if resumes and folder and not any(Path(folder).glob("checkpoint-*")):
-        yield (
-            f"--resume_from_checkpoint: {folder} holds no checkpoint to resume from.",
-            "Remove the flag to start from the beginning, or give it a checkpoint's folder.",
-        )
-
-
 def label_smoothing(flags: Flags) -> Problems:
     """Refuses label smoothing with the chunked loss of TRL 1.12: transformers then withholds the labels, which the loss
     counts (``trl/trainer/sft_trainer.py: compute_loss``, ``num_valid_tokens``). Later versions compute all logits."""

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 from autotrain_mem.planning.output_dir import RESUME, hub_cache
 from autotrain_mem.planning.run_request import RunRequest
 from autotrain_mem.settings.knobs import NOT_REHEARSED
+from autotrain_mem.settings.trl_parser import read_kept
+from autotrain_mem.settings.words import SAME_ARGUMENT
 from autotrain_mem.support import codec
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import versions_key
@@ -35,10 +37,10 @@ SETTLED_SECONDS = 2.0
 HUB_SECONDS = 3600
 """The longest time that an answer about a hub id is valid, since new commits are visible only on the hub."""
 
-_USERS_CODE = ("reward_funcs", "trust_remote_code", RESUME)
-"""Arguments that run the user's own code, or read what a run wrote."""
-_WRITTEN = ("output_dir", "logging_dir")
-"""Arguments that name what a run writes; no answer depends on them."""
+_USERS_CODE = ("reward_funcs", "trust_remote_code")
+"""Arguments that run the user's own code."""
+_WRITTEN = ("output_dir", "logging_dir", RESUME)
+"""Arguments that name what a run writes, or the checkpoint that it continues; no answer depends on them."""
 _MAY_BE_HUB_IDS = ("datasets", "chat_template_path")
 _READ_BY_LIBRARIES = (
     *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TRL_", "ACCELERATE_", "TORCH", "PYTORCH_", "BNB_", "XFORMERS_"),
@@ -51,10 +53,10 @@ _WITHOUT_GPU = frozenset({"PYTORCH_NVML_BASED_CUDA_CHECK"})
 
 def parsed(store: Store, workers: Workers, request: RunRequest) -> tuple[dict[str, Any], Knobs]:
     """Returns the TRL arguments that the user gave, and TRL's defaults. Raises UsageError if TRL refuses one."""
-    key = _parse_key(request)
+    key, written = _parse_key(store, request)
     kept = None if key is None else store.get("parsed", key)
     if kept is not None:
-        return kept["given"], codec.from_json(Knobs, kept["defaults"])
+        return kept["given"] | written, codec.from_json(Knobs, kept["defaults"])
     given, defaults = workers.first.parse(
         request.method,
         request.argv,
@@ -64,14 +66,17 @@ def parsed(store: Store, workers: Workers, request: RunRequest) -> tuple[dict[st
         {**request.autofit.pins, **request.pins},
         request.own,
     )
+    key = key or _parse_key(store, request)[0]  # the worker has stored TRL's flags
     if key is not None and as_recorded(job := request.job(given)).arguments == job.arguments:  # no secret among them
-        store.put("parsed", key, {"given": given, "defaults": codec.to_json(defaults)})
+        store.put("parsed", key, {"given": _read(given), "defaults": codec.to_json(defaults)})
     return given, defaults
 
 
 def is_parsed(store: Store, request: RunRequest) -> bool:
-    """Returns whether :func:`parsed` will need no worker."""
-    key = _parse_key(request)
+    """Returns whether :func:`parsed` may need no worker. For a plan to follow, only the request with the plan shows."""
+    if request.autofit.plan is not None or request.argument(RESUME):
+        return True
+    key, _ = _parse_key(store, request)
     return key is not None and store.get("parsed", key) is not None
 
 
@@ -87,14 +92,14 @@ def answered(
     keeps: Callable[[Answer], bool] = lambda answer: True,
 ) -> Answer:
     """Returns a worker's answer about a job, kept or new; ``words`` are the question's other arguments."""
-    key, given, call = None, job.arguments, job.python_call
+    given = _read(job.arguments)
+    key, call, job = None, job.python_call, replace(job, arguments=given, unrecorded=None)
     if (call is None or call.identity) and not any(given.get(name) for name in _USERS_CODE):
         data = job.dataset or given.get("dataset_name") or job.method_facts.example_dataset
         named = [job.model, *map(given.get, OTHER_MODEL_ARGUMENTS), *map(given.get, _MAY_BE_HUB_IDS)]
         hub_ids = [*_texts([*named, data if reads_data and call is None else None])]
-        read = {name: value for name, value in given.items() if name not in _WRITTEN}
         placed = job if call is None else replace(job, python_call=replace(call, path=""))
-        key = _key({"job": codec.to_json(placed), **words}, [*hub_ids, *_texts(read)], hub_ids)
+        key = _key({"job": codec.to_json(placed), **words}, [*hub_ids, *_texts(given)], hub_ids)
     return kept_or_asked(store, question, key, noun, ask, keeps)
 
 
@@ -138,13 +143,20 @@ def job_key(job: Job) -> dict[str, Any]:
     return words | {"python_call": call, "accelerate": job.accelerate}
 
 
-def _parse_key(request: RunRequest) -> dict[str, Any] | None:
-    if request.names(*_USERS_CODE) or request.plan is not None:
-        return None
-    names = ("method", "model", "dataset", "argv", "config", "environment", "own")
-    words = {name: getattr(request, name) for name in names}
-    words |= {"names": request.also_known, "pins": {**request.autofit.pins, **request.pins}}
-    return _key(words, _texts([[token.partition("=")[2] or token for token in request.argv], request.config]), ())
+def _parse_key(store: Store, request: RunRequest) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Returns the key of a parser's answer, and the given arguments of ``_WRITTEN``, which are not in it. The key has
+    values instead of words, so that a resumed run has the key of the first, though its plan gives the values."""
+    read = read_kept(store, request.method, request.argv, request.config, request.also_known)
+    if read is None or request.names(*_USERS_CODE):
+        return None, {}
+    given = {SAME_ARGUMENT.get(name, name): value for name, value in read.items()}
+    words = {"method": request.method, "given": _read(given), "environment": request.environment, "own": request.own}
+    words |= {"pins": {**request.autofit.pins, **request.pins}}
+    return _key(words, _texts(_read(given)), ()), {name: given[name] for name in _WRITTEN if name in given}
+
+
+def _read(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name not in _WRITTEN}
 
 
 def _key(words: Mapping[str, Any], texts: Iterable[str], hub_ids: Iterable[str]) -> dict[str, Any] | None:

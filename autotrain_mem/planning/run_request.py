@@ -98,9 +98,11 @@ class RunRequest:
     @property
     def own(self) -> dict[str, Any]:
         """Returns autofit's settings that may contradict TRL's arguments, or each other."""
-        names = ("gpu", "gpus", "nodes", "effective_batch_size", "prompt_length", "image_sizes")
-        ways = {"simulate": self.simulate, "plan_only": self.plan_only, "forbid": sorted(self.autofit.forbid)}
-        return {name: getattr(self.autofit, name) for name in names} | ways
+        autofit, names = self.autofit, ("nodes", "effective_batch_size", "prompt_length", "image_sizes")
+        ways = {"simulate": self.simulate, "plan_only": self.plan_only, "forbid": sorted(autofit.forbid)}
+        # A plan may spell the card in another way, and names its number, too.
+        ways |= {"gpu": autofit.gpu and "named", "gpus": None if autofit.gpus == 1 else autofit.gpus}
+        return {name: getattr(autofit, name) for name in names} | ways
 
     @property
     def folder(self) -> str | None:

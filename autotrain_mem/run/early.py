@@ -21,7 +21,7 @@ from autotrain_mem.planning.run_request import RunRequest, check_launch, no_mode
 from autotrain_mem.planning.vllm_server import gpus_served_here
 from autotrain_mem.search.levels import check_forbid
 from autotrain_mem.settings.knobs import alone_too
-from autotrain_mem.settings.trl_parser import kept_flags, kept_names, parser_of, read_given
+from autotrain_mem.settings.trl_parser import kept_names, read_kept
 from autotrain_mem.settings.words import MAX_LENGTH, words_of
 from autotrain_mem.support import errors, sources
 from autotrain_mem.support.store import Store, cache_folder
@@ -84,17 +84,7 @@ def opened(
 def refuse_flags(request: RunRequest) -> None:
     """Checks names and values against the cached flags of the installed TRL. Without a cache a worker checks them.
     Raises UsageError for an unknown flag or key (with the nearest known one), or a value of the wrong type."""
-    store = Store(cache_folder())
-    if (kept := kept_flags(store, request.method)) is None:
-        return
-    read_given(
-        parser_of(kept.flags),
-        request.method,
-        request.argv,
-        request.config,
-        request.also_known,
-        lambda name: [method for method, names in (kept_names(store) or {}).items() if name in names],
-    )
+    read_kept(Store(cache_folder()), request.method, request.argv, request.config, request.also_known)
 
 
 def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> None:
@@ -106,6 +96,12 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
         given = {**plan.job.arguments, **request.config}
         if (job := _job(replace(request, model=request.model or plan.job.model, config=given))) is not None:
             _check_written(job, request)
+    folder = request.argument("output_dir") if str(request.argument(RESUME)).lower() == "true" else None
+    if folder and not any(Path(str(folder)).glob("checkpoint-*")):
+        raise errors.UsageError(
+            f"--{RESUME}: {folder} holds no checkpoint to resume from.",
+            hint="Remove the flag to start from the beginning, or give it a checkpoint's folder.",
+        )
     if request.autofit.plan is not None or request.argument(RESUME):
         return
     if request.simulate and request.autofit.gpu is None:  # TRL's parser reports it, with other contradictions

@@ -132,11 +132,15 @@ def unknown_names(
     return UsageError(f"Unknown {kind}{plural}: {', '.join(unknown)}.", hint=hint)
 
 
-_TYPES: Mapping[str, Any] = {"int": int, "float": float}
-"""The types that a rebuilt parser converts values to. It leaves all other values as text, for TRL's parser."""
 _SWITCH, _CHOOSES, _OR_NONE = "string_to_bool", "make_choice_type_function", "_accept_none.<locals>.parse"
 """The names of three functions in ``trl/scripts/_hf_argparser.py``. The first parses the value of a switch. The second
 makes a parser of a flag with choices, the third one of a flag that takes None, too."""
+
+_TYPES: Mapping[str, Any] = {
+    **{"int": int, "float": float},
+    _SWITCH: lambda text: {"true": True, "false": False}.get(text.lower(), text),
+}
+"""The types that a rebuilt parser converts values to. It leaves all other values as text, for TRL's parser."""
 
 
 def flags_of(parser: argparse.ArgumentParser) -> tuple[TrlFlag, ...]:
@@ -161,9 +165,9 @@ def parser_of(flags: Sequence[TrlFlag]) -> argparse.ArgumentParser:
         if flag.nargs == 0:
             parser.add_argument(*flag.names, dest=flag.dest, action="store_false")
             continue
-        options: dict[str, Any] = {"type": _TYPES.get(flag.kind, str), "choices": flag.choices}
-        nargs = "?" if flag.kind == _SWITCH else flag.nargs
-        parser.add_argument(*flag.names, dest=flag.dest, nargs=nargs, **options)
+        options: dict[str, Any] = {"type": _TYPES.get(flag.kind, str), "choices": flag.choices, "nargs": flag.nargs}
+        options |= {"nargs": "?", "const": True} if flag.kind == _SWITCH else {}
+        parser.add_argument(*flag.names, dest=flag.dest, **options)
     return parser
 
 
@@ -173,6 +177,8 @@ def _kind(action: argparse.Action) -> str:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():  # TRL's parser may have made it of an integer
+        value = int(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -276,11 +282,28 @@ def kept_names(store: Store) -> Mapping[str, list[str]] | None:
     return store.get(_NAMES, _key())
 
 
-def keep_flags(store: Store, tables: Mapping[str, TrlFlags]) -> None:
-    """Stores the flags, one entry for each method."""
-    for method, table in tables.items():
-        store.put(_KIND, _key(method), codec.to_json(table))
+def keep_flags(store: Store, method: str, table: TrlFlags) -> None:
+    """Stores the flags of a method."""
+    store.put(_KIND, _key(method), codec.to_json(table))
+
+
+def keep_names(store: Store, tables: Mapping[str, TrlFlags]) -> None:
+    """Stores the names of every method's flags."""
     store.put(_NAMES, _key(), {method: [flag.dest for flag in table.flags] for method, table in tables.items()})
+
+
+def read_kept(
+    store: Store, method: str, argv: Sequence[str], config: Mapping[str, Any], also_known: Sequence[str]
+) -> dict[str, Any] | None:
+    """Returns the arguments that the user gave, as the stored flags show them: of some, TRL's parser reads the text.
+    None if no flags are stored. Raises as :func:`read_given` does."""
+    if (kept := kept_flags(store, method)) is None:
+        return None
+
+    def methods_with(name: str) -> list[str]:
+        return [method for method, names in (kept_names(store) or {}).items() if name in names]
+
+    return read_given(parser_of(kept.flags), method, argv, config, also_known, methods_with)
 
 
 def _key(*method: str) -> dict[str, Any]:

@@ -28,12 +28,13 @@ from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.read_request import with_peft_config
 from autotrain_mem.planning.run_request import RunRequest, no_model
 from autotrain_mem.run import early
-from autotrain_mem.settings.trl_parser import TrlFlag, TrlFlags, keep_flags
+from autotrain_mem.settings.trl_parser import TrlFlag, TrlFlags, keep_flags, keep_names
 from autotrain_mem.support.errors import ModelNotFoundError, UnknownGpuError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.types import AutoFit, Hardware, Job, PythonCall
 from autotrain_mem.types.findings import collect
 from autotrain_mem.worker import pool
+from tests.report.report_examples import PLAN
 
 FSDP2: dict[str, Any] = {
     "distributed_type": "FSDP",
@@ -237,7 +238,9 @@ LONG_AGO = 1_700_000_000
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "cache")
+    store = Store(tmp_path / "cache")
+    keep_flags(store, "sft", TrlFlags(flags=FLAGS, help=""))
+    return store
 
 
 def write(file: Path, text: str) -> str:
@@ -247,35 +250,42 @@ def write(file: Path, text: str) -> str:
     return str(file)
 
 
-WISH = api.RunRequest(method="sft", model="org/tiny", argv=("--learning_rate", "1e-4"))
+WISH = api.RunRequest(method="sft", model="org/tiny", argv=("--learning_rate", "1e-4", "--eval_steps=2", "--bf16"))
+KEPT = {"learning_rate": 1e-4, "eval_steps": 2.0, "bf16": True}
+AGAIN = replace(WISH, argv=("--resume_from_checkpoint",), config=KEPT | {"output_dir": "run"}, plan=PLAN)
 
 
 @pytest.mark.parametrize(
     ("given", "other", "asked"),
     [
-        ({}, WISH, 1),
-        ({}, replace(WISH, argv=("--learning_rate", "2e-4")), 2),
-        ({}, replace(WISH, config={"lora_r": 8}), 2),
-        ({}, replace(WISH, autofit=AutoFit(gpu="l4")), 2),
-        ({}, replace(WISH, environment={"HF_HOME": "elsewhere"}), 2),
-        ({"hub_token": "hf_secret"}, WISH, 2),
+        (KEPT, WISH, 1),
+        (KEPT, AGAIN, 1),
+        (KEPT, replace(AGAIN, autofit=AutoFit(gpus=1)), 1),
+        (KEPT, replace(AGAIN, config=KEPT | {"eval_steps": 3}), 2),
+        (KEPT, replace(AGAIN, config=KEPT | {"bf16": False}), 2),
+        (KEPT, replace(AGAIN, autofit=AutoFit(gpus=2)), 2),
+        (KEPT, replace(WISH, argv=("--learning_rate", "2e-4")), 2),
+        (KEPT, replace(WISH, autofit=AutoFit(gpu="l4")), 2),
+        (KEPT, replace(WISH, environment={"HF_HOME": "elsewhere"}), 2),
+        (KEPT | {"hub_token": "hf_secret"}, WISH, 2),
     ],
 )
 def test_the_same_words_are_parsed_once_and_a_token_is_never_kept(
     given: dict[str, Any], other: api.RunRequest, asked: int, store: Store, tmp_path: Path
 ) -> None:
-    workers = Mock()
-    workers.first.parse.return_value = given, TRL_DEFAULTS
+    workers, resumed = Mock(), {"resume_from_checkpoint": True, "output_dir": "run"}
+    workers.first.parse.side_effect = [(given, TRL_DEFAULTS), (given | (resumed if other.config else {}), TRL_DEFAULTS)]
     assert not is_parsed(store, WISH)
-    assert parsed(store, workers, WISH) == parsed(store, workers, other) == (given, TRL_DEFAULTS)
+    assert parsed(store, workers, WISH) == (given, TRL_DEFAULTS)
+    assert parsed(store, workers, other) == (given | (resumed if other.config else {}), TRL_DEFAULTS)
     assert workers.first.parse.call_count == asked
     assert not [file for file in (tmp_path / "cache").glob("*") if b"hf_secret" in file.read_bytes()]
 
 
-def test_what_runs_the_users_code_or_reads_a_run_is_asked_each_time(store: Store) -> None:
+def test_what_runs_the_users_code_is_asked_each_time(store: Store) -> None:
     workers = Mock()
     workers.first.parse.return_value = {}, TRL_DEFAULTS
-    for name in ("reward_funcs", "trust_remote_code", "resume_from_checkpoint"):
+    for name in ("reward_funcs", "trust_remote_code"):
         request = replace(WISH, config={name: "true"})
         parsed(store, workers, request)
         assert not is_parsed(store, request), name
@@ -298,6 +308,8 @@ def test_an_answer_counts_as_long_as_no_file_changes_and_no_new_commit_is_there(
     local = Job(method="sft", model=str(model), dataset=write(data, "a"))
     write(model / "config.json", "{}")
     assert asked_twice(store, local) == 1
+    resumed = {"output_dir": str(tmp_path), "resume_from_checkpoint": str(tmp_path / "checkpoint-4")}
+    assert asked_twice(store, replace(local, arguments=resumed, unrecorded=("TOKEN",))) == 0
     assert asked_twice(store, replace(local, fit="lossless")) == 1
     write(data, "ab")
     assert asked_twice(store, local, lambda: write(data, "abc")) == 2
@@ -319,11 +331,14 @@ def test_an_answer_about_a_hub_id_counts_for_an_hour(store: Store, monkeypatch: 
     assert asked_twice(store, hub) == 1
 
 
+KINDS = dict.fromkeys(
+    ("packing_strategy", "output_dir", "resume_from_checkpoint", "reward_funcs", "trust_remote_code"), "str"
+)
+KINDS |= {"learning_rate": "float", "bf16": "string_to_bool", "warmup_steps": "float"}
+KINDS["eval_steps"] = "_accept_none.<locals>.parse"
+CHOICES = {"packing_strategy": ("bfd", "wrapped")}
 FLAGS = (
-    TrlFlag(names=("--learning_rate", "--learning-rate"), dest="learning_rate", nargs=None, kind="float", choices=None),
-    TrlFlag(names=("--packing_strategy",), dest="packing_strategy", nargs=None, kind="str", choices=("bfd", "wrapped")),
-    TrlFlag(names=("--bf16",), dest="bf16", nargs=None, kind="string_to_bool", choices=None),
-    TrlFlag(names=("--warmup_steps",), dest="warmup_steps", nargs=None, kind="float", choices=None),
+    *(TrlFlag(names=(f"--{n}",), dest=n, nargs=None, kind=kind, choices=CHOICES.get(n)) for n, kind in KINDS.items()),
     TrlFlag(names=("--no_bf16",), dest="bf16", nargs=0, kind="", choices=None),
 )
 BETA = TrlFlag(names=("--beta",), dest="beta", nargs=None, kind="float", choices=None)
@@ -333,7 +348,8 @@ def test_a_typo_is_told_by_kept_flags_before_anything_starts(tmp_path: Path, mon
     monkeypatch.setenv("AUTOFIT_CACHE", str(tmp_path))
     tables = {"sft": TrlFlags(flags=FLAGS, help=""), "dpo": TrlFlags(flags=(*FLAGS, BETA), help="")}
     early.refuse_flags(replace(WISH, argv=("--learnig_rate", "1")))  # nothing was kept: a worker reads them
-    keep_flags(Store(cache_folder()), tables)
+    keep_flags(Store(cache_folder()), "sft", tables["sft"])
+    keep_names(Store(cache_folder()), tables)
     for argv, config, message in (
         (("--learnig_rate", "1"), {}, "did you mean --learning_rate"),
         (("--learning_rate", "abc"), {}, "invalid float value: 'abc'"),
