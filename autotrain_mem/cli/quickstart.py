@@ -32,10 +32,11 @@ ROWS = 600
 STEPS = 60
 FLAGS = ("--max_steps", str(STEPS), "--learning_rate", "3e-3", "--logging_steps", "5", "--save_strategy", "no")
 """A short run with TRL's defaults, except that random weights need a higher learning rate than 2e-5."""
-NEXT_COMMANDS = (
-    *("  autofit plan sft --model Qwen/Qwen2.5-0.5B --gpu rtx3060", "      shows what fits, without a GPU"),
-    *("  autofit sft --model Qwen/Qwen2.5-0.5B --dataset DATA", "      plans for this machine's GPU, and trains"),
-)
+NEXT_COMMANDS = """
+  autofit plan sft --model Qwen/Qwen2.5-0.5B --gpu rtx3060
+      shows what fits, without a GPU
+  autofit sft --model Qwen/Qwen2.5-0.5B --dataset DATA
+      plans for this machine's GPU, and trains"""
 
 
 def quickstart(argv: Sequence[str]) -> int:
@@ -89,9 +90,8 @@ def quickstart(argv: Sequence[str]) -> int:
         pages: list[str] = []
         api.write_run_report(folder / "run", store, lambda event: pages.append(str(event.get("path", ""))))
     console.print(report_view(report, page="".join(pages) or None))
-    console.print(f"\nAll of it took {time.monotonic() - started:.0f} s. With your own model and data:\n")
-    for line in NEXT_COMMANDS:
-        console.print(line, soft_wrap=True)  # a command that is wrapped cannot be copied
+    console.print(f"\nAll of it took {time.monotonic() - started:.0f} s. With your own model and data:")
+    console.print(NEXT_COMMANDS, soft_wrap=True)  # a command that is wrapped cannot be copied
     return 0
 
 

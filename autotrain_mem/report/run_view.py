@@ -188,8 +188,8 @@ def assessment(plan: Plan, history: RunHistory) -> tuple[str, ...]:
     if speeds and statistics.median(speeds) < SLOW * predicted:
         slow = f"slow: {rate(statistics.median(speeds))} tokens/s, predicted {rate(predicted)}"
         told.append(f"{slow}; if the GPU waits for data, raise --dataloader_num_workers")
-    if history.ending == "interrupted":
-        told.append("to continue from the last checkpoint, repeat the command with --resume_from_checkpoint")
+    if history.ending in ("", "interrupted"):
+        told[2:] = ["the same command with --resume_from_checkpoint continues from the last checkpoint"]
     return tuple(f"{each[:1].upper()}{each[1:]}" for each in told[:3])
 
 
@@ -223,10 +223,9 @@ def report_view(report: Report, page: str | None = None) -> RenderableType:
         if retries := report.measured.num_alloc_retries:
             stops = "the allocator freed its cache and retried, which stalls the GPU: more --headroom avoids that"
             add(grid, "retries", f"{counted(retries, 'time')} {stops}")
-    incidents = f"{counted(report.incidents, 'time')} out of memory" if report.incidents else ""
-    restarts = counted(report.restarts, "restart") if report.restarts else ""
-    if incidents or restarts:
-        add(grid, "survived", ", ".join(filter(None, [incidents, restarts])))
+    survived = ((report.incidents, "out-of-memory error"), (report.restarts, "restart"))
+    if any(number for number, _ in survived):
+        add(grid, "survived", ", ".join(counted(number, noun) for number, noun in survived if number))
     add(grid, "output folder", report.output_dir)
     if page is not None:
         add(grid, "report", f"{page} (open it in a browser)")

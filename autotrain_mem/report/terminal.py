@@ -138,7 +138,7 @@ class TrainingProgress(LiveLine):
     """
 
     def __init__(self, console: Console, *, budget_bytes: int, pages: list[str] | None = None) -> None:
-        super().__init__(console, _WAITS["restart"], BarColumn(bar_width=8))
+        super().__init__(console, _WAITS["restart"], BarColumn(bar_width=6))
         self._budget_bytes = budget_bytes
         self._pages = pages
         self._logged: dict[str, float] = {}

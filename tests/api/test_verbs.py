@@ -20,7 +20,6 @@ from autotrain_mem.support import codec
 from autotrain_mem.support.errors import PlanFileError, RehearsalError
 from autotrain_mem.types.python_names import PythonErrors, python_words
 from tests.place import SharedWorkers
-from tests.report.report_examples import PLAN
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 PINNED = {"per_device_train_batch_size": 2, "gradient_checkpointing": True, "max_length": 64}
@@ -55,6 +54,15 @@ def test_plan_and_estimate_are_the_commands(
         monkeypatch.setenv(name, value)
     of_python = autotrain_mem.plan("sft", MODEL, dataset="data.jsonl", autofit=ours, **arguments)
     assert " tried: needs " in capsys.readouterr().err
+    events: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(verbs, "_begun", lambda *_, **__: nullcontext((None, Mock())))
+        patch.setattr(api, "plan", lambda *_, **__: of_python)
+        patch.setattr(api, "train", lambda *given: given[3]({"event": "note", "message": "no room"}))
+        autotrain_mem.fit("sft", MODEL, on_event=events.append)
+    shown = capsys.readouterr().err
+    assert all(words in shown for words in ("starting the training process", "no room"))
+    assert [event["event"] for event in events] == ["note"]
     monkeypatch.delenv("TTY_COMPATIBLE")
     assert without_clocks(of_python) == told(f"plan sft --model {MODEL} --dataset data.jsonl {words}")
     found = autotrain_mem.estimate("sft", Path(MODEL), autofit=AutoFit(gpu="300MiB"), max_length=64, optim="sgd")
@@ -78,22 +86,6 @@ def test_values_of_python_are_taken_as_flags_take_them_and_an_environment_is_for
     assert planned.knobs.expandable_segments
     assert planned.job.environment == setting
     assert dict(os.environ) == before
-
-
-def test_a_training_shows_a_line_and_what_happens_to_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"TTY_COMPATIBLE": "1", "TERM": "xterm"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(verbs, "_begun", lambda *_, **__: nullcontext((None, Mock())))
-    monkeypatch.setattr(api, "plan", lambda *_, **__: PLAN)
-    monkeypatch.setattr(api, "train", lambda *arguments: arguments[3]({"event": "note", "message": "no room"}))
-    events: list[Any] = []
-    autotrain_mem.fit("sft", MODEL, on_event=events.append)
-    shown = capsys.readouterr().err
-    assert "starting the training process" in shown
-    assert "no room" in shown
-    assert [event["event"] for event in events] == ["note"]
 
 
 def test_a_plan_is_followed_with_its_own_words_where_none_are_given(here: Path, tmp_path: Path) -> None:

@@ -62,17 +62,13 @@ def line_figure(
         return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if is_clock else format_value(value, "")
 
     for name, values in lines.items():
-        known = [value for value in values if value is not None]
-        ends = (known[0], known[-1], min(known), max(known)) if known else ()
-        match [format_value(each, unit) for each in ends]:
-            case [first, last, least, most] if least == most:
-                course = f"stays at {first}"
-            case [first, last, least, most] if {first, last} == {least, most}:
-                course = f"{'rises' if first == least else 'falls'} from {first} to {last}"
-            case [first, last, least, most]:
-                course = f"begins at {first} and ends at {last}, and is between {least} and {most}"
-            case _:
-                course = "was not measured"
+        if not (known := [value for value in values if value is not None]):
+            continue
+        first, last, least, most = (format_value(each, unit) for each in (known[0], known[-1], min(known), max(known)))
+        course = f"begins at {first} and ends at {last}, and is between {least} and {most}"
+        if {first, last} == {least, most}:
+            verb = "rises" if first == least else "falls"
+            course = f"stays at {first}" if least == most else f"{verb} from {first} to {last}"
         sentences.append(f"{name[:1].upper()}{name[1:]} {course}.")
     sentences += [f"The {name} is {format_value(value, unit)}." for name, value in limits.items()]
     if kinds := [each.kind for each in happened if each.kind not in ("start", "end")]:

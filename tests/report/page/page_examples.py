@@ -3,6 +3,7 @@
 import heapq
 import math
 import random
+from bisect import bisect_right
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -20,26 +21,19 @@ HOSTILE = (
     "</script><img src=x onerror=document.title='injected'><!--\u2028\u2029\x01 \"var(--x)\" 'single' `tick` ${1}&amp;"
 )
 
-PHASES = (
-    (Phase.LOAD, 0.0),
-    (Phase.FORWARD, 0.1),
-    (Phase.BACKWARD, 0.25),
-    (Phase.OPTIMIZER_STEP, 0.5),
-    (Phase.FORWARD, 0.55),
-    (Phase.BACKWARD, 0.7),
-    (Phase.OPTIMIZER_STEP, 0.95),
-)
+PHASES = (Phase.LOAD, *(Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP) * 2)
+STARTS = (0.0, 0.1, 0.25, 0.5, 0.55, 0.7, 0.95)
+"""Of each phase, as a share of the events."""
 
 
-def timeline(events: int = 4000, name: str = "rehearsed step", *, places: int = 3000, seed: int = 0) -> Timeline:
+def timeline(events: int = 4000, *, places: int = 3000) -> Timeline:
     """LoRA on a large model, at about ``places`` moments; nearly every one has other sizes than the one before."""
-    source, ends = random.Random(seed), [*(begin for _, begin in PHASES[1:]), 1.0]
-    points = range(0, events, max(1, events // places))
+    source, points = random.Random(0), range(0, events, max(1, events // places))
     moments, holders = [], []
     for point in points:
-        number = next(at for at, end in enumerate(ends) if point / events < end)
-        (phase, begin), end = PHASES[number], ends[number]
-        progress = (point / events - begin) / (end - begin)
+        number = bisect_right(STARTS, point / events)
+        begin, end = (*STARTS, 1.0)[number - 1 : number + 1]
+        phase, progress = PHASES[number - 1], (point / events - begin) / (end - begin)
         alive = {Phase.FORWARD: progress, Phase.BACKWARD: 1 - progress}.get(phase, 0.0)
         trains = phase is not Phase.LOAD
         sizes = dict.fromkeys(OWNERS, 0) | {
@@ -57,14 +51,14 @@ def timeline(events: int = 4000, name: str = "rehearsed step", *, places: int = 
         holders.append(tuple(Holder(module=layer, owner=at, size_bytes=size) for size, at in largest))
     totals = [sum(sizes.values()) for sizes in moments]
     return Timeline(
-        name=name,
+        name="rehearsed step",
         events=events,
         event=tuple(points),
         owners={owner: tuple(sizes[owner] for sizes in moments) for owner in OWNERS},
         reserved_bytes=tuple(int(1.04 * most) for most in accumulate(totals, max)),
         holders=tuple(holders),
         modules=tuple(f"model.layers.{layer}.mlp" for layer in range(LAYERS)),
-        phases=tuple((phase, int(begin * events)) for phase, begin in PHASES),
+        phases=tuple((phase, int(begin * events)) for phase, begin in zip(PHASES, STARTS, strict=True)),
         peak=totals.index(max(totals)),
         budget_bytes=int(max(totals) * 1.12),
     )
