@@ -33,7 +33,7 @@ class Output:
         before="peft_config",
         in_files=False,
         metavar="FILE",
-        help="a YAML file with TRL's keys and ours; flags win over it",
+        help="a YAML file with TRL's keys and ours; flags override it",
     )
     recipe: str | None = setting(
         group=Group.JOB,
@@ -202,7 +202,7 @@ def _recipe_file(prog: str, flags: dict[str, Any]) -> str:
     if "config" in flags:
         raise UsageError(
             "--recipe and --config exclude each other.",
-            hint=f"To change a recipe, add flags, which win over it; or copy {recipe(name).path} and give --config.",
+            hint=f"To change a recipe, add flags, which override it; or copy {recipe(name).path} and give --config.",
         )
     chosen, method = recipe(name), prog.split()[-1]
     if chosen.method != method:

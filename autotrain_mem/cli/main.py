@@ -126,7 +126,7 @@ def run(argv: Sequence[str]) -> int:
         # Any other exception is a defect of autofit.
         defect = AutofitError(
             f"Unforeseen: {described(unforeseen)}",
-            hint="This is a defect of autofit. Run again with --debug and report the traceback.",
+            hint="This is a bug in autofit. Run again with --debug and report the traceback.",
         )
         return _report(defect, argv, unforeseen)
 

@@ -111,7 +111,7 @@ def slurm(plan: Plan, job: Job) -> str:
     notes = ["partition, account and time limit: #SBATCH lines of your cluster, or flags of sbatch"]
     if draft.nodes > 1:
         notes.append(
-            "when a node fails, Slurm starts the job again (--requeue), and the run resumes; to go on at once with "
+            "when a node fails, Slurm starts the job again (--requeue), and the run resumes; to continue with "
             "at least N nodes: --min_nodes N in COMMAND, and --no-kill for both sbatch and srun"
         )
     tool = Tool(name="Slurm", command="sbatch FILE", trains_with_trl=True, notes_head=NOTES_HEAD)

@@ -1,6 +1,5 @@
 """Compares one job on many cards: what fits on each, and what the training costs."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -30,8 +29,8 @@ _CARDS_NOTE = """\
 Speeds are predictions: trust the order of the cards more than the numbers.
 autofit plan ... --gpu NAME plans for one card, and rehearses the whole model."""
 
-_BATCH = "Batch: rows at once x accumulation."
-_BATCH_OF_SEVERAL = "Batch: rows at once x accumulation on each GPU; memory and needs are for one GPU."
+_BATCH = "Batch: micro-batch x gradient accumulation."
+_BATCH_OF_SEVERAL = "Batch: micro-batch x gradient accumulation on each GPU; memory and needs are for one GPU."
 
 
 def cards_view(cards: Cards) -> RenderableType:
@@ -61,7 +60,7 @@ def cards_view(cards: Cards) -> RenderableType:
         add(grid, mark, *cells, style="bold" if verdict is smallest else "")
     same_length = f"; {formatting.settings(knobs[0], ['max_length'])}" if knobs and not lengths else ""
     heading = Text(f"what fits on each card; memory and needs are in {scale.unit}{same_length}", style="bold")
-    legend = ["No card here runs the training as asked for."]
+    legend = ["No card here can run the training as requested."]
     if smallest is not None:
         how = "with the host's memory" if (smallest.level or "").endswith(OFFLOADING) else "in its own memory"
         card_or_set = "set of cards" if any(each.hardware.topology.processes > 1 for each in cards.verdicts) else "card"
@@ -102,9 +101,9 @@ def _named(verdicts: Sequence[CardVerdict]) -> str:
 
 
 def _short_level(level: str | None) -> str:
-    """Returns ``4-bit LoRA``, so that a line fits 80 columns; what follows a comma has its own sign."""
+    """Returns ``8-bit LoRA``, so that a line fits 80 columns; what follows a comma has its own sign."""
     name = (level or "").partition(",")[0]
-    return re.sub(r"LoRA on an? (\d-bit) base", r"\1 LoRA", name)
+    return name.replace("LoRA on an 8-bit base", "8-bit LoRA")
 
 
 def _tokens(knobs: Knobs) -> str:

@@ -136,7 +136,7 @@ def sum_table(estimate: Estimate) -> Table:
         lines.append(("+", "cached by the allocator", estimate.cached_bytes, cached))
     note = "the CUDA context and its modules" if caches(hardware) else "the process itself"
     if hardware.origin == "imagined" and hardware.non_torch_bytes:
-        note = "a CUDA context, assumed: the most of any card of up to this size"
+        note = "a CUDA context, assumed: the largest of any card up to this size"
     lines.append(("+", "outside torch", hardware.non_torch_bytes, note))
     if size := estimate.communicators_bytes:
         lines.append(("+", "NCCL", size, "its communicators, assumed until a probe measures them"))

@@ -28,19 +28,19 @@ HARMS = {
 
 LEVELS = {
     "as given": "one configuration, without a search",
-    "lossless": "the training that was asked for, unchanged",
-    "lossless, precomputed reference": "the training that was asked for, with the reference's scores computed first",
-    "lossless, offloading": "the training that was asked for, with some tensors in host memory",
+    "lossless": "the training you asked for, unchanged",
+    "lossless, precomputed reference": "the training you asked for, with the reference's scores computed first",
+    "lossless, offloading": "the training you asked for, with some tensors in host memory",
     "rounding": "numbers are rounded more coarsely, but the same weights are trained",
     "rounding, offloading": "numbers are rounded more coarsely, and some tensors are in host memory",
     "LoRA": "an adapter is trained, not the whole model",
-    "LoRA, offloading": "an adapter is trained, with activations in the host's memory",
-    "LoRA on an 8-bit base": "an adapter is trained on a base quantized to 8 bits",
-    "LoRA on an 8-bit base, offloading": "an adapter is trained on an 8-bit base, with activations on the host",
-    "LoRA on a 4-bit base": "an adapter is trained on a base quantized to 4 bits",
-    "LoRA on a 4-bit base, offloading": "an adapter is trained on a 4-bit base, with activations on the host",
-    "shorter rows": "rows are cut to fewer tokens than they have",
-    "smaller images": "images are made smaller than they are",
+    "LoRA, offloading": "an adapter is trained, with activations in host memory",
+    "LoRA on an 8-bit base": "a LoRA adapter is trained on a base quantized to 8 bits",
+    "LoRA on an 8-bit base, offloading": "a LoRA adapter is trained on an 8-bit base, with activations in host memory",
+    "QLoRA": "a LoRA adapter is trained on a base quantized to 4 bits",
+    "QLoRA, offloading": "a LoRA adapter is trained on a 4-bit base, with activations in host memory",
+    "shorter rows": "rows are truncated",
+    "smaller images": "images are downscaled",
 }
 """Name of a level of harm (``search.levels``) -> its meaning; least harm first."""
 
@@ -211,7 +211,7 @@ def difference(knobs: Knobs, asked: Knobs) -> str:
 
 
 def batch(knobs: Knobs) -> str:
-    """Returns ``4 x 16`` (rows at once x accumulation), or ``4 x 2 x 8`` (also x data-parallel size)."""
+    """Returns ``4 x 16`` (micro-batch x gradient accumulation), or ``4 x 2 x 8`` (also x data-parallel size)."""
     of_one = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
     return of_one if knobs.processes == 1 else f"{of_one} x {knobs.data_parallel_size}"
 

@@ -24,7 +24,7 @@ Speeds are the vendors' figures: 1 GB/s is 10**9 bytes per second; bf16 is witho
 {_UNKNOWN} means unknown or missing, such as bf16 tensor cores before Ampere."""
 
 _RECIPES_NOTE = """\
-autofit METHOD --recipe NAME plans for this machine's GPU and trains; flags win over the recipe.
+autofit METHOD --recipe NAME plans for this machine's GPU and trains; flags override the recipe.
 The recipe's header describes its plan for the card above: --gpu CARD --plan_only shows that plan on any machine."""
 
 

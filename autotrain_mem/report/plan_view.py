@@ -36,7 +36,7 @@ def plan_verdict(plan: Plan) -> Text:
 
 def decision(plan: Plan) -> list[Text]:
     """Returns the verdict, the time of a training of more than a day, the warnings about changes to what is trained,
-    and the questions to the user."""
+    and the options that only the user can choose."""
     told = []
     if plan.run_seconds is not None and plan.run_seconds > 24 * SECONDS_PER_HOUR:
         faster = "".join(f"; {each.flags} takes less time" for each in plan.proposals)
@@ -44,7 +44,7 @@ def decision(plan: Plan) -> list[Text]:
     told += [WARNINGS[each.name] for each in plan.levers if each.name in WARNINGS]
     if loses_updates(plan.knobs):  # as the user asked: no plan chooses this
         told.append("loses most updates, which are smaller than bfloat16 can add to a weight: see the advice")
-    told += [f"a question: {each.why}; {each.flags} selects it" for each in plan.questions]
+    told += [f"option: {each.why}; {each.flags} selects it" for each in plan.questions]
     return [plan_verdict(plan), *(Text(sentence, style=LOUD) for sentence in told)]
 
 
@@ -90,8 +90,8 @@ def facts(plan: Plan) -> Iterator[Fact]:
     device = "CPU" if estimate.hardware.origin == "cpu" else "GPU"
     count = f"{device}s" if knobs.processes > 1 else f"x 1 {device}"
     count = f"groups of {knobs.token_shards} {device}s" if knobs.token_shards > 1 else count
-    batch = f"{knobs.effective_batch_size} = {formatting.batch(knobs)} {count}"
-    yield Fact("batch", Text(f"{batch}  ({facts.row_noun} at once x accumulation x devices)"), 40)
+    batch = f"{rows} = {formatting.batch(knobs)} {count}"
+    yield Fact("batch", Text(f"{batch}  (micro-batch x gradient accumulation x {device}s)"), 40)
     if knobs.processes > 1:
         count = f"{counted(knobs.processes, 'GPU')} ({formatting.sharing(knobs)})"
         yield Fact("GPUs", Text(f"{count}, one process each: bytes are per process"), 40)

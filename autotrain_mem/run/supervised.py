@@ -229,7 +229,7 @@ class SupervisedRun:
         elif why := why_no_start(Path(str(request))):
             raise OutputFolderError(
                 f"Cannot resume from {request}: {why}.",
-                hint="--resume_from_checkpoint without a folder takes the newest whole checkpoint of --output_dir.",
+                hint="--resume_from_checkpoint without a folder takes the newest complete checkpoint of --output_dir.",
             )
         else:
             self._first = Checkpoint(path=Path(str(request)), step=step_of(Path(str(request))))
@@ -248,7 +248,7 @@ class SupervisedRun:
         if (other := self._newest_start()) is not None:
             hint += f"\nTo resume from another run: --resume_from_checkpoint {other.path}"
         raise OutputFolderError(
-            f"The output folder {self.folder} holds no whole checkpoint of its last run to resume from.", hint=hint
+            f"The output folder {self.folder} holds no complete checkpoint of its last run to resume from.", hint=hint
         )
 
     def _newest_start(self, run: str | None = None) -> Checkpoint | None:

@@ -139,7 +139,7 @@ def adapter_learning_rate(knobs: Knobs, job: Job, facts: ModelFacts, profile: Da
     why = f"{'' if family else 'not calibrated for this family; '}for {rows} rows a step; {family or 'other'} models "
     why += f"learn best at {best:.2g} with {SWEPT_ROWS} rows a step and {SWEPT_STEPS} steps (tinker-cookbook)"
     if counted < SWEPT_ROWS:
-        why += f", and the rate goes with the root of the rows down to {FEWEST_ROWS}"
+        why += f", and the rate scales with the square root of the rows down to {FEWEST_ROWS}"
     if is_short:
         why += f"; {SHORT_RUN_FACTOR} times that in fewer than {SHORT_RUN} steps (LoRA Without Regret)"
     elif steps is None:

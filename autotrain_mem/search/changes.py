@@ -75,7 +75,7 @@ def _value(row: LeverRow, knobs: Knobs) -> Any:
 
 
 def _is_let_go(row: LeverRow, base: Knobs, knobs: Knobs) -> bool:
-    """Returns whether a lever that costs time is released: more rows at once, or no recomputation."""
+    """Returns whether a lever that costs time is released: a larger micro-batch, or no recomputation."""
     if row.name == levers.MICRO_BATCH:
         return knobs.per_device_train_batch_size > base.per_device_train_batch_size
     return row.name == CHECKPOINTING and not knobs.recomputes
@@ -136,7 +136,7 @@ def _why_no_more_rows(space: Space, knobs: Knobs, memo: Memo) -> str:
     alike = sorted((each for each in larger if _alike(each.knobs, knobs, but=())), key=_rows)
     if failed := [each for each in alike if not each.fits]:
         return f"{_rows_need(space, failed[0])} {_against(failed[0], knobs)}"
-    return f"{METHODS[space.method].rows(_rows(alike[0]))} at once fit and are no faster" if alike else ""
+    return f"a micro-batch of {METHODS[space.method].rows(_rows(alike[0]))} fits and is no faster" if alike else ""
 
 
 def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
@@ -151,8 +151,8 @@ def _rows(estimate: Estimate) -> int:
 
 
 def _rows_need(space: Space, estimate: Estimate) -> str:
-    """Returns ``4 pairs at once need``, or ``1 pair at once needs``."""
-    return f"{METHODS[space.method].rows(_rows(estimate))} at once {'need' if _rows(estimate) > 1 else 'needs'}"
+    """Returns ``a micro-batch of 4 pairs needs``."""
+    return f"a micro-batch of {METHODS[space.method].rows(_rows(estimate))} needs"
 
 
 def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:

@@ -121,8 +121,8 @@ LEVELS = (
     _Step("rounding, offloading", levers.ROUNDING, levers.OFFLOADING),
     _Step("LoRA", ("lora",)),
     _Step("LoRA on an 8-bit base", ("8bit_base",)),
-    _Step("LoRA on a 4-bit base", ("4bit_base",)),
-    _Step("LoRA on a 4-bit base, offloading", ("4bit_base",), OFFLOADING_ADAPTERS),
+    _Step("QLoRA", ("4bit_base",)),
+    _Step("QLoRA, offloading", ("4bit_base",), OFFLOADING_ADAPTERS),
 )
 """Batches, sharding and checkpointing may change on each level.
 

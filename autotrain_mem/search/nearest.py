@@ -37,8 +37,8 @@ def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
     memo.ask([strongest([level for level in levels(space) if not level.lengths]).least])
     least = min(reversed(memo.estimates), key=lambda estimate: estimate.required_bytes)
     fitting = confirmed(space, memo)
-    bits = least.knobs.base_bits
-    kind = f"LoRA on a {bits}-bit base" if bits else "LoRA" if least.knobs.use_peft else "full fine-tuning"
+    adapter = {4: "QLoRA", 8: "LoRA on an 8-bit base"}.get(least.knobs.base_bits or 0, "LoRA")
+    kind = adapter if least.knobs.use_peft else "full fine-tuning"
     message = "\n".join(
         (
             f"{space.model} with {kind} does not fit {least.hardware.name}.",
@@ -49,7 +49,7 @@ def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
         )
     )
     if fitting is None:
-        hint = "nothing that can be changed makes it fit here"
+        hint = "no change that is allowed makes it fit here"
     else:
         size = f"({format_bytes(fitting.required_bytes)}){fitting.segments}"
         hint = f"nearest that fits: {suggestion(space, fitting.knobs)}  {size}"

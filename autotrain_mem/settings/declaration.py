@@ -82,7 +82,7 @@ class LeverRow:
     without: str = ""
     """The beginning of the sentence on the memory needed without this lever: ``without rounding it needs``."""
     let_go: str = ""
-    """The reason shown if the lever is reversed: rows at once are increased, or a switch is turned off."""
+    """The reason shown if the lever is reversed: the micro-batch is larger, or a switch is turned off."""
     words: str = ""
     """Its name in a line of settings; empty if the knob is shown otherwise."""
     not_sharded: tuple[str, ...] = ()

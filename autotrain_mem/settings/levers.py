@@ -52,7 +52,7 @@ _OF_TRLS = (
         knobs=(EVALUATED_ROWS,),
         # online methods evaluate whole groups, or only write a few samples
         suits=lambda method: not method.is_online,
-        reason="evaluation takes no more rows at once than training does: the same results, in more batches",
+        reason="the evaluation batch is no larger than the micro-batch: the same results, in more batches",
     ),
     LeverRow(
         name=LIGER,
@@ -66,8 +66,8 @@ _OF_TRLS = (
         name="micro_batch",
         harm=Harm.TIME,
         knobs=(ROWS, STEPS),
-        reason="fewer rows at once with more accumulation: the same optimizer steps in less memory",
-        let_go="more rows at once fit, with less accumulation: the same optimizer steps in less time",
+        reason="a smaller micro-batch with more gradient accumulation: the same optimizer steps in less memory",
+        let_go="a larger micro-batch fits, with less gradient accumulation: the same optimizer steps in less time",
     ),
     LeverRow(
         name="rollout_batch",
@@ -212,7 +212,7 @@ _OF_TRLS = (
         needs={"load_in_8bit": (False,), "sharding": (*UNSHARDED, "fsdp2-no-reshard", "fsdp2", "hsdp")},
         quantizes=True,
         reason="the frozen base model's linear weights take half a byte each (nf4, with scales quantized too)",
-        without="LoRA without a 4-bit base needs",
+        without="LoRA on a base that is not in 4 bits needs",
         words="4-bit base",
         warning="rounds the frozen base model to 4 bits, which changes its outputs",
         not_counted=(

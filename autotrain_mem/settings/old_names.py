@@ -33,7 +33,7 @@ def spellings(name: str) -> tuple[str, ...]:
 
 def notes(given: Iterable[str]) -> list[str]:
     """Returns a sentence for each given name that is an old name of a flag."""
-    return [f"--{name} is --{today} today." for name, today in old_names("same").items() if name in given]
+    return [f"--{name} is now --{today}." for name, today in old_names("same").items() if name in given]
 
 
 def old_value(value: str) -> str:

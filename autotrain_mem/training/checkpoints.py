@@ -234,8 +234,8 @@ def _set_aside(checkpoint: Path, why: str) -> str:
     try:
         checkpoint.rename(aside)
     except OSError as error:
-        return f"{checkpoint.name} is torn ({why}), and cannot be moved aside: {error.strerror}"
-    return f"{checkpoint.name} is torn ({why}): it was moved to {aside.name}"
+        return f"{checkpoint.name} is incomplete ({why}), and cannot be moved aside: {error.strerror}"
+    return f"{checkpoint.name} is incomplete ({why}): it was moved to {aside.name}"
 
 
 def _checksum(file: Path) -> int:

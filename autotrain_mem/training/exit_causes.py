@@ -162,7 +162,7 @@ def _of_status(ending: Ending) -> Cause:
         return Cause(name="host out of memory", why="the kernel's OOM killer ended it (signal 9)")
     how = f"signal {number}" if number > 0 else f"exit status {ending.code}"
     if number == signal.SIGKILL:
-        return Cause(name="killed", why=f"{how}, often since host memory ran out: see dmesg, or the scheduler's log")
+        return Cause(name="killed", why=f"{how}, often because host memory ran out: see dmesg, or the scheduler's log")
     if number == signal.SIGTERM:
         return Cause(name="killed", why=how)
     for line in reversed(ending.log_tail.splitlines()):

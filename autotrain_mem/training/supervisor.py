@@ -141,4 +141,4 @@ def _why_not(cause: Cause, ending: Ending, newest: Checkpoint | None, *, is_repe
 def _go_on(newest: Checkpoint | None) -> str:
     if newest is None:
         return ""
-    return f"Its last whole checkpoint is {newest.path}; --resume_from_checkpoint continues from there."
+    return f"Its newest complete checkpoint is {newest.path}; --resume_from_checkpoint continues from there."

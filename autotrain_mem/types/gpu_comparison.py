@@ -10,7 +10,7 @@ from autotrain_mem.types.hardware import Hardware, Price
 
 LOSSLESS = ("lossless", "lossless, precomputed reference", "lossless, offloading")
 """The names of the levels of harm that change nothing but speed, the faster one first (``search.levels``)."""
-GIVING_UP = (*("lossless", "rounding", "LoRA", "LoRA on an 8-bit base", "LoRA on a 4-bit base", "shorter rows"),)
+GIVING_UP = (*("lossless", "rounding", "LoRA", "LoRA on an 8-bit base", "QLoRA", "shorter rows"),)
 """The names of the levels of harm, least harm first (``search.levels``). What follows a comma does no more harm."""
 NOTHING_FITS = "nothing fits"
 TOO_SLOW = "takes too long"

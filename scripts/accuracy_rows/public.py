@@ -116,9 +116,11 @@ def _with_error(predicted_bytes: int, error: float | None) -> str:
 def report(results: Iterable[Result], bars: Bars) -> bool:
     """Prints the families; returns whether all limits are kept."""
     families: dict[str, list[Result]] = defaultdict(list)
+    kinds: dict[str, list[float]] = defaultdict(list)
     for result in results:
         if result.counted:
             families[result.case.family].append(result)
+            kinds[result.case.kind].append(result.allocated)
     if not families:
         print("\nno row counts")
         return True
@@ -135,6 +137,13 @@ def report(results: Iterable[Result], bars: Bars) -> bool:
                 medians[name].append(statistics.median(map(abs, errors)))
             shown.append(f"{medians[name][-1]:6.2%} {max(errors, key=abs):+7.2%}" if errors else " " * 14)
         print(f"{len(rows):3d}  {'   '.join(shown)}   {family}")
+
+    print(
+        "\nerrors of allocated bytes: rows, minimum, median, maximum, share of rows predicted below the measured value"
+    )
+    for kind, errors in sorted(kinds.items()):
+        spread = " ".join(f"{error:+7.2%}" for error in (min(errors), statistics.median(errors), max(errors)))
+        print(f"{len(errors):3d} {spread} {sum(error < 0 for error in errors) / len(errors):5.0%}  {kind}")
 
     middle, worst = statistics.median(medians["allocated"]), max(every["allocated"])
     print(f"allocated: median over families {middle:.2%} (limit {bars.median:.1%}), ", end="")

@@ -2,12 +2,10 @@
 
 import pathlib
 import re
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
-from autotrain_mem.checks.model_files import read_config
 from autotrain_mem.machine.catalog import catalog
-from autotrain_mem.trainers.model_support import LIGER_MODELS
 from autotrain_mem.types import Job, Knobs
 
 FLOAT32 = 4
@@ -41,14 +39,10 @@ class Case:
         return self.job.method == "sft" and "liger" not in self.row["loss_impl"]
 
     @property
-    def fused(self) -> Self | None:
-        """The same run with the fused layers that the row's framework installed; None if it installed none."""
-        model = read_config(replace(self.job, method="sft", arguments={})).model_type
-        if "foak" not in framework(self.row) or self.whole_logits or model not in LIGER_MODELS:
-            return None
-        kernels = {"rope": True, "rms_norm": True, "swiglu": False, "geglu": False, "fused_linear_cross_entropy": True}
-        arguments = {"use_liger_kernel": True, "liger_kernel_config": kernels, "loss_type": "nll"}
-        return replace(self, job=replace(self.job, arguments={**self.job.arguments, **arguments}))
+    def kind(self) -> str:
+        """The trainer, the adapter and the precision, by which the spread of errors is shown."""
+        precision = "autocast" if "autocast" in self.row["mixed_precision"] else "no autocast"
+        return f"{self.row['task']} {self.row['method']}, {self.row['weights_dtype']}, {precision}"
 
 
 def why_left_out(row: Row, models: pathlib.Path) -> str | None:

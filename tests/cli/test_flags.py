@@ -82,7 +82,7 @@ def test_an_old_name_beside_todays_must_say_the_same_and_a_flag_of_either_wins_o
     worker: Worker, autofit: Autofit
 ) -> None:
     ran = autofit(*["plan", "sft", "--model", "tiny", "--gpu", "t44", "--torch_dtype", "float32"])
-    assert ran.err.startswith("note: --torch_dtype is --dtype today.\nerror: No GPU")
+    assert ran.err.startswith("note: --torch_dtype is now --dtype.\nerror: No GPU")
     request = flags.read("autofit grpo", ["--no_cuda", "--reward_funcs", "a.b", "c.d"])[0]
     assert (request.argument("use_cpu"), request.argument("reward_funcs")) == ("true", "a.b c.d")
     assert _given(worker, "--group_by_length") == {"train_sampling_strategy": "group_by_length"}

@@ -153,7 +153,7 @@ def test_it_goes_on_by_its_own_plan_and_comes_to_its_end_though_its_process_is_k
     ran = autofit_once(*shlex.split(going_on), "--resume_from_checkpoint")
     assert ran.code == 0, ran.err
     assert not [words for words in ("rehearsing", "trains    ") if words in ran.err], "its plan is known"
-    assert f"after {killed_at} steps (killed: signal 9, often since host memory ran out" in ran.err
+    assert f"after {killed_at} steps (killed: signal 9, often because host memory ran out" in ran.err
     assert ran.err.count("the log cannot be written (No space left on device)") == 1
     told = json.loads(ran.out)
     (restart,) = told["plan"]["experience"]["restarts"]

@@ -98,7 +98,7 @@ def plan(made_for: Job, knobs: Knobs = QLORA, card: Hardware = CARD) -> Plan:
     rate = {"learning_rate": made_for.method_facts.defaults["learning_rate"]}
     own = replace(knobs, **{**rate, **OF_METHOD.get(made_for.method, {}), **given})
     estimate = replace(PLAN.estimate, knobs=own, hardware=card, memory=MEMORY, budget_bytes=card.budget_bytes())
-    level = "LoRA on a 4-bit base" if own.use_peft else "lossless"
+    level = "QLoRA" if own.use_peft else "lossless"
     return replace(PLAN, job=made_for, level=level, estimate=estimate, data=None, row_tokens=256)
 
 

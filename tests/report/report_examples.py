@@ -145,8 +145,8 @@ def lever(name: str, before: object, after: object, harm: Harm, why: str) -> Lev
 
 
 LESS_AT_ONCE = (
-    "8 rows at once need 14.9 GiB, the budget is 11.2 GiB: fewer rows at once with more accumulation: the same "
-    "optimizer steps in less memory"
+    "a micro-batch of 8 rows needs 14.9 GiB, the budget is 11.2 GiB: a smaller micro-batch with more gradient "
+    "accumulation: the same optimizer steps in less memory"
 )
 ADAPTER = (
     "full fine-tuning needs at least 17.3 GiB, the budget is 11.2 GiB: a LoRA adapter is trained and the base model "

@@ -76,7 +76,7 @@ SMALL = (
     replace(
         refused("rtx3050", 5.8, NOTHING_FITS), least=estimate(card("rtx3050", 5.8), scale=0.65), nearest="--use_peft"
     ),
-    verdict("rtx4060", 7.63, "LoRA on a 4-bit base, offloading", FOUR_BIT, scale=0.8),
+    verdict("rtx4060", 7.63, "QLoRA, offloading", FOUR_BIT, scale=0.8),
     verdict("rtx3060", 11.63, "LoRA", CHOSEN),
     refused("t4", 14.56, NO_FLASH),
     verdict("rtx5060ti-16gb", 15.48, "rounding, offloading", replace(OFFLOADED, dtype="bfloat16"), scale=1.5),

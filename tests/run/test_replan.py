@@ -164,7 +164,7 @@ def test_a_run_is_resumed_at_its_newest_whole_checkpoint(tmp_path: Path) -> None
             _run(tmp_path, _resuming(request)).first_checkpoint()
 
     (tmp_path / "checkpoint-10").mkdir()
-    refused("holds no whole checkpoint")
+    refused("holds no complete checkpoint")
     refused(r"trainer_state\.json is missing", tmp_path / "torn-checkpoint-10")
     checkpoint(tmp_path, 5)
     (tmp_path / "checkpoint-12").mkdir()
@@ -193,7 +193,7 @@ def test_the_last_run_of_the_folder_is_resumed(tmp_path: Path) -> None:
     first = _run(tmp_path)
     first.output.begin(LastRun(number=first._number, start=None))
     write_manifest(checkpoint(tmp_path, 120), {}, "another run")
-    with pytest.raises(OutputFolderError, match="no whole checkpoint of its last run") as raised:
+    with pytest.raises(OutputFolderError, match="no complete checkpoint of its last run") as raised:
         _run(tmp_path, _resuming()).first_checkpoint()
     assert f"another run: --resume_from_checkpoint {tmp_path / 'checkpoint-120'}" in raised.value.hint
     write_manifest(checkpoint(tmp_path, 10), {}, first._number)

@@ -26,7 +26,7 @@ BARS = Bars(limit=0.04, median=0.015, reserved_limit=0.06, reserved_median=0.03,
 
 def result(family: str = "a family", **errors: Any) -> Result:
     chosen: dict[str, Any] = {"counted": True, "allocated": 0.0, "reserved": None, "smi": None, **errors}
-    return Result(case=cast(Any, SimpleNamespace(family=family)), **chosen)
+    return Result(case=cast(Any, SimpleNamespace(family=family, kind=family)), **chosen)
 
 
 SMI_BY_FAMILY = [*(result("large", smi=0.5) for _ in range(9)), result("small", smi=0.01), result("other", smi=-0.01)]

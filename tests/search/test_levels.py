@@ -59,8 +59,8 @@ FOUR_BIT = ADAPTER | {"load_in_4bit": True, "use_bnb_nested_quant": True}
 LORA = {
     "LoRA": [ADAPTER],
     "LoRA on an 8-bit base": [ADAPTER | {"load_in_8bit": True}],
-    "LoRA on a 4-bit base": [FOUR_BIT],
-    "LoRA on a 4-bit base, offloading": [FOUR_BIT | {"activation_offloading": True}],
+    "QLoRA": [FOUR_BIT],
+    "QLoRA, offloading": [FOUR_BIT | {"activation_offloading": True}],
 }
 
 
@@ -201,7 +201,7 @@ def test_lengths_that_cut_a_row_and_drop_not_every_pair_are_tried_coarser_from_2
 
 def test_lengths_are_tried_with_the_levers_that_leave_least_even_where_a_gentler_level_came_last() -> None:
     *climbed, cut = levels(space_of())
-    assert strongest(climbed).name == "LoRA on a 4-bit base, offloading"
+    assert strongest(climbed).name == "QLoRA, offloading"
     assert cut.settings[-1] == replace(strongest(climbed).settings[-1], lora_r=8)
     *_, below, cut = levels(space_of(use_peft=False, dtype="float32", longest=512))
     assert below.settings[-1].optim == "adamw_8bit"
@@ -242,8 +242,8 @@ def test_each_setting_is_shared_in_the_ways_that_go_with_it_and_the_least_demand
         ("rounding", {"learning_rate": 1e-4}, PLAIN[:1] * 4),
         ("LoRA", {}, PLAIN),
         ("LoRA on an 8-bit base", {}, PLAIN[:1]),
-        ("LoRA on a 4-bit base", {}, PLAIN),
-        ("LoRA on a 4-bit base, offloading", {}, [PLAIN[0], PLAIN[2]]),
+        ("QLoRA", {}, PLAIN),
+        ("QLoRA, offloading", {}, [PLAIN[0], PLAIN[2]]),
     ):
         nodes = words.pop("nodes", 1)
         space = replace(space_of(**{"defaults": EIGHT, **words}), nodes=nodes)

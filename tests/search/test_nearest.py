@@ -86,7 +86,7 @@ def test_the_hint_names_the_exact_flags() -> None:
         ),
     ):
         assert error_of(budget_gib, **words).hint.startswith(f"nearest that fits: {hint}")
-    assert error_of(0.5).hint == "nothing that can be changed makes it fit here"
+    assert error_of(0.5).hint == "no change that is allowed makes it fit here"
 
 
 def test_the_nearest_that_is_suggested_was_rehearsed_on_the_whole_model() -> None:

@@ -115,7 +115,7 @@ def test_lever_says_what_the_gentler_rung_would_have_needed() -> None:
     found = search(space_of(), LinearMemory(budget_bytes=4 * GIB))
     needs = "needs at least 4.13 GiB, the budget is 4.00 GiB"
     assert [(lever.name, lever.before, lever.after, lever.why.partition(": ")[0]) for lever in found.levers] == [
-        ("micro_batch", "8 x 1", "2 x 4", "4 rows at once need 5.41 GiB, the budget is 4.00 GiB"),
+        ("micro_batch", "8 x 1", "2 x 4", "a micro-batch of 4 rows needs 5.41 GiB, the budget is 4.00 GiB"),
         ("gradient_checkpointing", True, False, "the activations fit without recomputing them, which is faster"),
         ("dtype", "float32", "bfloat16", "the base model is frozen and loses no update to rounding"),
         ("use_peft", False, True, f"full fine-tuning {needs}"),
@@ -137,7 +137,7 @@ def test_scales_of_a_4_bit_base_are_a_change_where_it_was_asked_for_and_part_of_
     assert (found.level, rounded.name, rounded.after) == ("rounding", "use_bnb_nested_quant", True)
     assert rounded.why.startswith("without it 1 row at once needs 869.7 MiB, the budget is 830.0 MiB: ")
     found = search(space_of(max_length=64), Scaled(budget_bytes=850 * MIB))
-    assert found.level.startswith("LoRA on a 4-bit base")
+    assert found.level.startswith("QLoRA")
     assert found.estimate.knobs.use_bnb_nested_quant
     assert "use_bnb_nested_quant" not in [lever.name for lever in found.levers]
 
@@ -289,7 +289,7 @@ def test_the_rate_of_an_adapter_is_that_of_method_family_width_rows_and_steps() 
         ("sft", "qwen3", 4096, 128, 780, 4.7e-4, "qwen models learn best at 0.00047 with 128 rows"),
         ("sft", "qwen2", 896, 512, 780, 5e-4, "for 512 rows a step; "),
         ("sft", "llama", 4096, 64, None, 2e-4, "it is for at least 100 steps"),
-        ("sft", "llama", 8192, 8, 100, 8.3e-5, "root of the rows down to 32"),
+        ("sft", "llama", 8192, 8, 100, 8.3e-5, "square root of the rows down to 32"),
         ("sft", "qwen2_5_vl", 2048, 32, 99, 3.7e-4, "1.5 times that in fewer than 100 steps"),
         ("gkd", "gemma3_text", 1152, 128, 780, 3e-4, "not calibrated for this family"),
         ("grpo", "qwen3", 4096, 128, 50, 1e-5, "10 times full fine-tuning's"),

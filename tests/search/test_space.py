@@ -321,4 +321,4 @@ def test_an_evaluation_that_would_be_the_peak_gives_way_before_anything_else() -
     assert not model.estimate(space.base).fits
     (lever,) = search(space, model).levers
     assert (lever.name, lever.before, lever.after, lever.harm) == (EVALUATION, 8, 1, Harm.NONE)
-    assert lever.why == "evaluation takes no more rows at once than training does: the same results, in more batches"
+    assert lever.why == "the evaluation batch is no larger than the micro-batch: the same results, in more batches"

@@ -62,7 +62,7 @@ def test_other_bytes_of_the_same_number_are_seen_before_a_run_goes_on_with_them(
     assert checkpoints.newest_whole(tmp_path).step == 5
     told: list[str] = []
     assert checkpoints.newest_start(tmp_path, on_torn=told.append).step == 5
-    assert told == [f"checkpoint-10 is torn ({why}): it was moved to torn-checkpoint-10"]
+    assert told == [f"checkpoint-10 is incomplete ({why}): it was moved to torn-checkpoint-10"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,8 @@ def test_without_a_manifest_only_files_of_weights_pass_for_weights(tmp_path: Pat
     assert checkpoints.why_torn(made) == ("" if is_one else "it holds no weights")
     told: list[str] = []
     assert checkpoints.newest_start(tmp_path, on_torn=told.append).path == (made if is_one else other)
-    assert told == ([] if is_one else ["checkpoint-5 is torn (it holds no weights): it was moved to torn-checkpoint-5"])
+    moved = "checkpoint-5 is incomplete (it holds no weights): it was moved to torn-checkpoint-5"
+    assert told == ([] if is_one else [moved])
 
 
 def test_without_a_manifest_a_name_of_another_step_is_told_and_not_gone_on_with(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_without_a_manifest_a_name_of_another_step_is_told_and_not_gone_on_with(
     told: list[str] = []
     assert checkpoints.newest_start(tmp_path, on_torn=told.append).step == 3
     why = "trainer_state.json has step 5"
-    assert told == [f"checkpoint-9 is torn ({why}): it was moved to torn-checkpoint-9"]
+    assert told == [f"checkpoint-9 is incomplete ({why}): it was moved to torn-checkpoint-9"]
     assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-3"), "transformers finds no torn one"
     assert sort_checkpoints(str(tmp_path)) == [str(tmp_path / "checkpoint-3")]
     (tmp_path / "checkpoint-9").mkdir()

@@ -19,7 +19,7 @@ from autotrain_mem.training.supervisor import Change, RunAttempt, supervise
 from autotrain_mem.types import Knobs, LearnedLimits
 
 END = {"event": "end", "interrupted": False}
-KILLED = "signal 9, often since host memory ran out: see dmesg, or the scheduler's log"
+KILLED = "signal 9, often because host memory ran out: see dmesg, or the scheduler's log"
 SMALLER = Change(
     knobs=replace(TRL_DEFAULTS, per_device_train_batch_size=4, gradient_accumulation_steps=2),
     flags="--per_device_train_batch_size 4 --gradient_accumulation_steps 2",
@@ -202,7 +202,7 @@ def test_the_users_own_error_is_told_in_its_own_words_and_with_the_checkpoint() 
     error = errors.RewardFunctionError("reward raised.", hint="Mend it.")
     with pytest.raises(AutofitError) as caught:
         Script([(Ending(error=error, step=7), 5)]).run()
-    said = "Its last whole checkpoint is run/checkpoint-5; --resume_from_checkpoint continues from there."
+    said = "Its newest complete checkpoint is run/checkpoint-5; --resume_from_checkpoint continues from there."
     assert caught.value.hint.splitlines() == ["Mend it.[explained]", said]
 
 

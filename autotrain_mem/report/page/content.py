@@ -85,7 +85,7 @@ def _key_figures(plan: Plan, report: Report | None) -> list[tuple[str, str, str]
         figures.append(("speed", f"{rate(estimate.time.tokens_per_second)} tokens/s", f"{step} a step"))
     if plan.optimizer_steps is not None and (run := formatting.run_time(plan)):
         figures.append(("time", run, f"predicted for {counted(plan.optimizer_steps, 'step')}"))
-    figures.append(("batch", str(knobs.effective_batch_size), f"{formatting.batch(knobs)}: at once x accumulation"))
+    figures.append(("batch", str(knobs.effective_batch_size), f"{formatting.batch(knobs)}: micro-batch x accumulation"))
     figures.append(("level of harm", plan.level, formatting.LEVELS.get(plan.level, "")))
     return figures
 

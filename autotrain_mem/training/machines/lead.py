@@ -149,7 +149,7 @@ class Machines:
                 self._changed.wait(min(left, 0.5))  # interrupts are handled between two waits
             self.present = (0, *sorted(each.hello.place.rank for each in self._there()))
         if len(self.present) < self.min_nodes:
-            last = "".join(f" The last that came was refused: {why}" for why in self._refused[-1:])
+            last = "".join(f" The last one that tried to join was refused: {why}" for why in self._refused[-1:])
             raise TrainingError(
                 f"Machine{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.place.machines} did not "
                 f"join within {join_seconds():.0f} s.{last}",

@@ -1,5 +1,5 @@
 # Made by autofit for a shell: sft of Qwen/Qwen3-8B.
-# Planned for one rtx4090, level of harm: LoRA on a 4-bit base.
+# Planned for one rtx4090, level of harm: QLoRA.
 # Predicted peak: 18.2 GiB of a budget of 23.0 GiB (expandable segments).
 # Run: each command on its machine
 # Before it runs:

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Made by autofit for Slurm: sft of Qwen/Qwen3-8B.
-# Planned for one rtx4090, level of harm: LoRA on a 4-bit base.
+# Planned for one rtx4090, level of harm: QLoRA.
 # Predicted peak: 18.2 GiB of a budget of 23.0 GiB (expandable segments).
 # Run: sbatch FILE
 # Before it runs:
