@@ -21,11 +21,12 @@ from autotrain_mem.report.machine_view import gpus_view
 from autotrain_mem.report.run_view import report_view
 from autotrain_mem.run.several_machines import without_flags
 from autotrain_mem.support import codec
+from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.types import Plan
 
 
 def estimate(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:
-    """Runs ``autofit estimate METHOD``: estimates one configuration exactly as given."""
+    """Runs ``autofit estimate METHOD``: estimates one configuration exactly as given. Returns 41 if it does not fit."""
     snapshot = None if output.snapshot is None else pathlib.Path(output.snapshot)
     if snapshot is not None:
         check_snapshot(snapshot)
@@ -39,7 +40,7 @@ def estimate(workers: api.Workers, request: api.RunRequest, output: flags.Output
         terminal.Console().print(estimate_view(estimated) if output.verbose else estimate_screen(estimated))
     if snapshot is not None:
         terminal.whole_lines(stderr=True).print(snapshot_view(snapshot, estimated))
-    return 0
+    return 0 if estimated.fits else DoesNotFitError.exit_code
 
 
 def plan(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:

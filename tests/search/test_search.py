@@ -135,7 +135,7 @@ def test_scales_of_a_4_bit_base_are_a_change_where_it_was_asked_for_and_part_of_
     found = search(space_of(max_length=64, **words), Scaled(budget_bytes=830 * MIB))
     (rounded,) = [lever for lever in found.levers if lever.harm is Harm.ROUNDING]
     assert (found.level, rounded.name, rounded.after) == ("rounding", "use_bnb_nested_quant", True)
-    assert rounded.why.startswith("without it 1 row at once needs 869.7 MiB, the budget is 830.0 MiB: ")
+    assert rounded.why.startswith("without it a micro-batch of 1 row needs 869.7 MiB, the budget is 830.0 MiB: ")
     found = search(space_of(max_length=64), Scaled(budget_bytes=850 * MIB))
     assert found.level.startswith("QLoRA")
     assert found.estimate.knobs.use_bnb_nested_quant
@@ -157,7 +157,7 @@ def test_a_lever_pulled_for_speed_says_so() -> None:
     assert ratio > MAX_SLOWDOWN
     whys = [lever.why for lever in found.levers if lever.name in ("dtype", "optim")]
     assert f"without it a plan fits that takes {ratio:.1f} times as long" in {why.partition(": ")[0] for why in whys}
-    measured = r"without it (a plan fits that takes|the same fits at|\d+ rows? at once needs?) [\d.]+ .*: "
+    measured = r"without it (a plan fits that takes|the same fits at|a micro-batch of \d+ rows? needs) [\d.]+ .*: "
     assert all(re.match(measured, why) for why in whys)
 
 

@@ -6,7 +6,7 @@
 # Before it runs:
 # - autofit, the model and the data are found by these names on every machine, and output_dir is on a file system that all machines share
 # - partition, account and time limit: #SBATCH lines of your cluster, or flags of sbatch
-# - when a node fails, Slurm starts the job again (--requeue), and the run resumes; to go on at once with at least N nodes: --min_nodes N in COMMAND, and --no-kill for both sbatch and srun
+# - when a node fails, Slurm starts the job again (--requeue), and the run resumes; to continue with at least N nodes: --min_nodes N in COMMAND, and --no-kill for both sbatch and srun
 #SBATCH --job-name=autofit-sft
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
