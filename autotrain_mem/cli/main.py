@@ -22,8 +22,8 @@ _METHOD_IS = textwrap.fill(f"METHOD is one of {', '.join(METHODS)}.", 80)
 HELP = f"""\
 usage: autofit COMMAND [FLAGS]
 
-Finds the best TRL configuration that fits your GPU, before anything is loaded,
-and trains with it.
+Finds the best TRL configuration that fits the memory (VRAM) of your GPU, before
+anything is loaded, and trains with it.
 
 Train
   autofit METHOD --model MODEL --dataset DATA      plan, and train here

@@ -102,7 +102,7 @@ class Method(Protocol):
         teacher, judge = self.facts.teacher_argument, self.facts.reward_model_argument
         if teacher and not given(teacher):
             return UsageError(
-                "No teacher is given, and the student learns from a teacher.",
+                "No teacher is given, which the student learns from.",
                 hint=f"Give --{teacher} MODEL, a larger model with the student's vocabulary.",
             )
         if judge and to_train and not given(judge) and not given("reward_funcs"):

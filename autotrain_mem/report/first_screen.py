@@ -32,7 +32,7 @@ _COSTS = {
     **{Harm.WHAT_IS_TRAINED: "training", Harm.DATA: "data"},
 }
 """Harm of a change -> its cost in one word."""
-_REST = "settings, attempts, levels: -v, or autofit explain"
+_REST = "all details: -v, or autofit explain"
 
 
 def first_screen(plan: Plan, next_command: str | None = None) -> RenderableType:

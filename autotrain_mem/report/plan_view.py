@@ -25,8 +25,8 @@ from autotrain_mem.types.hardware import SECONDS_PER_HOUR
 
 
 def searched(plan: Plan) -> str:
-    """Returns ``6 rehearsals in 41.3 s``."""
-    return f"{counted(len(plan.attempts), 'rehearsal')} in {duration(plan.seconds)}"
+    """Returns ``6 rehearsals on fake tensors in 41.3 s``."""
+    return f"{counted(len(plan.attempts), 'rehearsal')} on fake tensors in {duration(plan.seconds)}"
 
 
 def plan_verdict(plan: Plan) -> Text:

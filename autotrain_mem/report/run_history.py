@@ -24,7 +24,7 @@ _KINDS = {
 }
 """Event -> the kind of its mark in a run's history; other events have no mark."""
 _SOUND = (
-    "the gradient is sound, and training continues. A micro-batch without a token to train on has no mean loss: look "
+    "the gradient is finite, so training continues. A micro-batch without a token to train on has no mean loss: look "
     "for rows whose completion --max_length cuts off."
 )
 _SPOILED = (

@@ -1,7 +1,7 @@
 """General advice for each class of error; the hint in an error's message is specific to the case."""
 
 CURES = {
-    "AutofitError": "If it says “Unforeseen”, it is our defect: run again with `--debug` and report the traceback.",
+    "AutofitError": "If it says “Unforeseen”, it is a bug: run again with `--debug` and report the traceback.",
     "UsageError": "Correct the flags or keys that the message names; it names all of them at once.",
     "MissingExtraError": "Install the missing packages with the command in the message.",
     "NoGpuError": "Name a card with `--gpu rtx4090`; add `--simulate` to train without one.",
