@@ -4,7 +4,7 @@ It also suggests where a run that does not fit here would fit: on a larger card,
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -125,8 +125,10 @@ class Predictions:
         self._subject = subject
         self._footprints: Footprints = {} if shared is None else shared
         self._unclear: set[Any] = set()
-        self._begun: dict[Any, Future[Trace]] = {}
-        """Rehearsals of the whole model that were started in advance."""
+        self._begun: dict[Any, tuple[Future[Trace], Future[Footprint]]] = {}
+        """Rehearsals of the whole model and their replays, also those that were started in advance."""
+        self._coming: list[Knobs] = []
+        self._threads = ThreadPoolExecutor()
         self.kernels = kind or kernel_class(subject.hardware.capability)
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
@@ -140,15 +142,14 @@ class Predictions:
                 unclear.add(knobs)
                 self._unclear.add(_kind(knobs))
             else:
-                self._keep(knobs, trace, each.long)
+                self._keep(knobs, trace, footprint_of(trace, self._subject.endless_room, each.long))
         full = [knobs for knobs in missing if knobs not in depths or knobs in unclear]
-        asked = [knobs for knobs in full if self._key(knobs, None) not in self._begun]
-        traces = self._subject.workers.map([partial(self._trace, knobs) for knobs in asked])
-        for knobs, trace in zip(asked, traces, strict=True):
-            self._keep(knobs, trace, None)
+        self._begin(full, whole=whole)
         for knobs in full:
-            if begun := self._begun.pop(self._key(knobs, None), None):
-                self._keep(knobs, self._subject.workers.result(begun), None)
+            if started := self._begun.get(key := self._key(knobs, None)):
+                trace = self._subject.workers.result(started[0], self._fill_idle_workers)
+                self._keep(knobs, trace, self._subject.workers.result(started[1]))
+                del self._begun[key]
         return [judge(self._subject, knobs, self._there(knobs, whole)) for knobs in points]
 
     def exceeds(self, knobs: Knobs) -> bool:
@@ -160,14 +161,27 @@ class Predictions:
         least = self._subject.facts.parameters * each_bytes * copies
         return least + self._subject.outside_bytes(knobs) > self._subject.budget_bytes
 
-    def foresee(self, knobs: Knobs, *, whole: bool) -> None:
-        """Starts a rehearsal of the whole model. A point that only may be asked for gets a worker that is idle, and
-        only if few layers do not suffice, since the search waits longest for rehearsals of whole models."""
-        key, workers = self._key(knobs, None), self._subject.workers
-        is_idle = len(workers) > 1 and all(begun.done() for begun in self._begun.values())
-        is_worth_it = whole or (is_idle and self._depths(knobs) is None)
-        if is_worth_it and self._confirms and key not in self._begun and self._known(knobs, whole) is None:
-            self._begun[key] = workers.begin(partial(self._trace, knobs))
+    def foresee(self, points: Sequence[Knobs], *, whole: bool) -> None:
+        """Starts rehearsals of whole models. Points that only may be asked for wait for idle workers until the next
+        call, and are left out if few layers suffice, since the search waits longest for whole models."""
+        if whole and self._confirms:
+            self._begin(points, whole=True)
+        elif self._confirms:
+            self._coming = [knobs for knobs in points if self._depths(knobs) is None]
+            self._fill_idle_workers()
+
+    def _fill_idle_workers(self) -> None:
+        workers = self._subject.workers
+        while self._coming and sum(not begun.done() for begun, _ in self._begun.values()) < len(workers) > 1:
+            self._begin([self._coming.pop(0)], whole=False)
+
+    def _begin(self, points: Sequence[Knobs], *, whole: bool) -> None:
+        room = self._subject.endless_room
+        for knobs in points:
+            if (key := self._key(knobs, None)) not in self._begun and self._known(knobs, whole) is None:
+                begun = self._subject.workers.begin(partial(self._trace, knobs))
+                replayed = self._threads.submit(lambda trace: footprint_of(trace.result(), room), begun)
+                self._begun[key] = begun, replayed
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
         """Estimates a point's speed from a rehearsed point's work; an upper bound if only one of them recomputes."""
@@ -262,8 +276,8 @@ class Predictions:
             return self._footprints[key]
         return None
 
-    def _keep(self, knobs: Knobs, trace: Trace, layers: int | None) -> None:
-        footprint = footprint_of(trace, self._subject.endless_room, layers)
+    def _keep(self, knobs: Knobs, trace: Trace, footprint: Footprint) -> None:
+        layers = footprint.memory.rehearsed_layers
         self.remember(knobs, self._subject.row_length(knobs), trace)
         self._footprints[self._key(knobs, layers)] = footprint
         self._subject.footprint_store.put("footprint", self._stored_key(knobs, layers), codec.to_json(footprint))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from autotrain_mem.search.guess import LEEWAY, between, may_fit, may_fit_at_once, promise
+from autotrain_mem.search.guess import LEEWAY, between, holds_too_much, may_fit, may_fit_at_once, promise
 from autotrain_mem.search.levels import Level, eased, levels
 from autotrain_mem.search.memo import Memo, sights
 from autotrain_mem.search.space import Space
@@ -44,7 +44,7 @@ def best_of(
     the choice before it is confirmed, to rehearse the points that it is compared with."""
     found = _best(level, memo, confirmed=confirmed)
     while confirmed and found is not None:
-        memo.foresee(found.knobs, whole=True)
+        memo.foresee([found.knobs], whole=True)
         around = _around(level, memo, found.knobs)
         memo.ask(around)
         meanwhile(found)
@@ -133,6 +133,9 @@ def _may_hold(level: Level, memo: Memo, *, confirmed: bool) -> bool:
         if not confirmed:
             return True
         memo.ask([most, least])
+    elif not level.offloads:
+        following = [each.least for own, each in pairwise(levels(level.space)) if own.name == level.name]
+        memo.foresee([least, *following], whole=False)
     if surely_fits(memo, least):
         return True
     any_fits = any(each.fits for line in level.lines for each in memo.known(line))
@@ -156,7 +159,7 @@ def _fastest(level: Level, memo: Memo, tie: float) -> Estimate | None:
     every = tuple(line for each in gentler for line in each.lines)
     own = tuple(line for line in level.lines if not memo.predictor.exceeds(line[0])) or level.lines
     while True:
-        seen = sights(memo, own, every)
+        seen = sights(memo, [line for line in own if not holds_too_much(memo, line[0])], every)
         # The fastest that fits; of equals the one with fewest levers, then with most headroom.
         fitting = [(number, each) for number, sight in enumerate(seen) for each in sight.known if each.fits]
         fastest = max((each.tokens_per_second for _, each in fitting), default=0.0)
@@ -167,8 +170,10 @@ def _fastest(level: Level, memo: Memo, tie: float) -> Estimate | None:
         likely = sorted((each.expected, -number, each.knobs) for number, each in promises if each is not None)
         if not likely:
             return best
-        for *_, second in likely[-2:-1]:
-            memo.foresee(second, whole=False)
+        # A line without a rehearsal needs one to be ruled out, and levels that are too large are shown beside the plan.
+        unseen = [knobs for _, number, knobs in reversed(likely[:-1]) if not seen[-number].known]
+        too_large = [each.least for each in gentler if memo.predictor.exceeds(each.least)]
+        memo.foresee([likely[-1][2], *unseen[:1], *too_large, *unseen[1:]], whole=False)
         memo(likely[-1][2])
 
 

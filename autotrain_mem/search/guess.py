@@ -4,7 +4,7 @@ Guesses only steer the search: a chosen point is always rehearsed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import prod
 from operator import attrgetter
@@ -12,13 +12,18 @@ from operator import attrgetter
 from autotrain_mem.search.memo import LineHistory, Memo, saving_levers
 from autotrain_mem.search.space import Space, with_rows
 from autotrain_mem.settings.declaration import LeverRow, Savings
-from autotrain_mem.settings.levers import LEVERS, OFFLOADING
+from autotrain_mem.settings.levers import BATCHES, EXPANDABLE, LADDER, LEVERS, OFFLOADING
 from autotrain_mem.types import Estimate, Knobs, Owner, Phase
 
 STATIC = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
 """Owners whose bytes do not grow with the rows of a micro-batch."""
 GROWING = (Phase.FORWARD, Phase.BACKWARD, Phase.GENERATE, Phase.SCORE, Phase.EVALUATE)
 """Phases whose peaks grow with the rows."""
+
+_ACTIVATIONS_ONLY = {EXPANDABLE, *(name for row in LADDER if row.at_best.kept < 1 for name in row.knobs)}
+_BATCHED = {name for lever in BATCHES for name in LEVERS[lever].knobs}
+_holds = attrgetter(*(each.name for each in fields(Knobs) if each.name not in _ACTIVATIONS_ONLY | _BATCHED))
+"""Reads the knobs that decide the bytes of :data:`STATIC`."""
 
 LEAST_SLOWER = 1.02
 """The least slowdown by offloading: copies to the host use memory bandwidth."""
@@ -75,6 +80,14 @@ def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
     offloads = any(LEVERS[name].offloads and not LEVERS[name].steps_on_host for name in saving_levers(knobs))
     is_unmasked = _rows(knobs) == 1 and offloads
     return same * FEWER_ROWS_FASTER if is_unmasked else min(max(by_work, same), same * FEWER_ROWS_FASTER)
+
+
+def holds_too_much(memo: Memo, knobs: Knobs) -> bool:
+    """Returns whether the weights, gradients and optimizer state of a rehearsed point that holds the same ones exceed
+    the budget by themselves: every optimizer step holds all of them, whatever the micro-batch."""
+    held = _holds(knobs)
+    alike = [each for each in memo.estimates if _holds(each.knobs) == held]
+    return any(static_bytes(each) + each.outside_bytes > each.budget_bytes * LEEWAY for each in alike)
 
 
 def may_fit_at_once(space: Space, least: Estimate, knobs: Knobs) -> bool:

@@ -26,8 +26,9 @@ class Predictor(Protocol):
     def exceeds(self, knobs: Knobs) -> bool:
         """Returns whether the number of parameters alone shows that a point does not fit."""
 
-    def foresee(self, knobs: Knobs, *, whole: bool) -> None:
-        """Starts rehearsing the ``whole`` model of a point that will be asked for, or a point that may be asked for."""
+    def foresee(self, points: Sequence[Knobs], *, whole: bool) -> None:
+        """Starts rehearsing the ``whole`` model of points that will be asked for, or points that may be asked for, the
+        likeliest first."""
 
     def over_steps(self, estimate: Estimate) -> Estimate:
         """Adds the bytes reserved over a run with rows of mixed lengths, if known; takes a second."""
@@ -71,11 +72,10 @@ class Memo:
             self._attempts.append(candidate(judged))
             self._on_attempt(self._attempts[-1])
 
-    def foresee(self, knobs: Knobs, *, whole: bool) -> None:
-        """Starts rehearsing a point, as :meth:`Predictor.foresee` does."""
-        native = self._native(knobs)
-        if not self._is_known(native, whole):
-            self.predictor.foresee(native, whole=whole)
+    def foresee(self, points: Sequence[Knobs], *, whole: bool) -> None:
+        """Starts rehearsing unknown points, as :meth:`Predictor.foresee` does."""
+        unknown = [knobs for knobs in map(self._native, points) if not self._is_known(knobs, whole)]
+        self.predictor.foresee(unknown, whole=whole)
 
     def over_steps(self, knobs: Knobs) -> None:
         """Checks whether a point that fits also fits over a whole run with rows of every length."""

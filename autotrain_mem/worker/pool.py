@@ -115,15 +115,16 @@ class Workers:
 
         return self._threads.submit(run)
 
-    def result(self, begun: Future[T]) -> T:
-        """Returns a call's result, or raises its error. Ctrl-C kills the workers, as in :meth:`each`."""
-        self._wait([begun])
+    def result(self, begun: Future[T], meanwhile: Callable[[], None] = lambda: None) -> T:
+        """Returns a call's result, or raises its error. Ctrl-C kills the workers, as in :meth:`each`. ``meanwhile``:
+        called now and then until the result is there."""
+        self._wait([begun], meanwhile)
         return begun.result()
 
-    def _wait(self, futures: Sequence[Future[T]]) -> None:
+    def _wait(self, futures: Sequence[Future[T]], meanwhile: Callable[[], None] = lambda: None) -> None:
         try:
             while wait(futures, timeout=LOOK_SECONDS).not_done:
-                pass
+                meanwhile()
         except BaseException:
             self.kill()
             raise

@@ -58,6 +58,7 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
     refuse(table.MODEL, ModelOnCard(job=job, config=config, compute_capability=compute_capability))
     targets, kept = default_targets(config), kv_cache(config.get_text_config().to_dict())
     steps, enlarges = pixel_steps(job) if config.model_type in FAMILIES else ((), False)
+    counts_modules = config.model_type in FAMILIES and not checkpoint_quantization(config) and job.python_call is None
     return ModelFacts(
         context_length=getattr(config.get_text_config(), "max_position_embeddings", None),
         is_quantized=bool(checkpoint_quantization(config)),
@@ -73,7 +74,7 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
         experts=fused_experts(model_without_weights(job)) if has_experts(config) and job.python_call is None else (),
         active_experts=getattr(config.get_text_config(), "num_experts_per_tok", None) or 1,
         adapter_width=adapter_width(config),
-        parameters=parameters(config.to_dict()),
+        parameters=model_without_weights(job).num_parameters() if counts_modules else parameters(config.to_dict()),
         checkpoint_dtype=checkpoint_dtype(config),
         reads_images=config.model_type in FAMILIES,
         pixel_steps=steps,

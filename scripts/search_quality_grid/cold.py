@@ -76,7 +76,7 @@ class Cold:
         """Returns whether the number of parameters alone exceeds the budget."""
         return self._few.exceeds(knobs)
 
-    def foresee(self, knobs: Knobs, *, whole: bool) -> None:
+    def foresee(self, points: Sequence[Knobs], *, whole: bool) -> None:
         """Does nothing: rehearsals are counted, not timed, so none needs to start early."""
 
     def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> tuple[str, ...]:

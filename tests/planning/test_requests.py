@@ -412,19 +412,21 @@ def test_a_stream_needs_a_limit_of_its_rows_and_of_the_command_its_number_of_ste
     assert "64 tokens" in rehearsals.stream_lengths(limited).why_not
 
 
-@pytest.mark.parametrize(
-    ("workers", "depths", "running", "begun"),
-    [(2, None, 0, 1), (1, None, 0, 0), (2, "few layers", 0, 0), (2, None, 1, 0)],
-)
-def test_an_idle_worker_begins_what_may_be_asked_for_if_few_layers_do_not_suffice(
-    workers: int, depths: str | None, running: int, begun: int
+@pytest.mark.parametrize(("workers", "depths", "begun"), [(2, None, 2), (1, None, 0), (2, "few layers", 0)])
+def test_idle_workers_begin_what_may_be_asked_for_if_few_layers_do_not_suffice(
+    workers: int, depths: str | None, begun: int
 ) -> None:
     subject = MagicMock(**{"hardware.capability": (8, 0), "facts.depths_for.return_value": depths})
-    subject.workers.__len__.return_value = workers
-    subject.workers.begin.return_value.done.return_value = False
+    begin, done = subject.workers.begin, subject.workers.begin.return_value.done
+    subject.workers.__len__.return_value, done.return_value = workers, False
+    subject.workers.result.side_effect = InterruptedError
+    points = [replace(TRL_DEFAULTS, per_device_train_batch_size=rows) for rows in range(1, 4)]
     predictions = Predictions(subject)
     with patch.object(Predictions, "_known", return_value=None):
-        for rows in range(running):
-            predictions.foresee(replace(TRL_DEFAULTS, per_device_train_batch_size=rows + 2), whole=True)
-        predictions.foresee(TRL_DEFAULTS, whole=False)
-    assert subject.workers.begin.call_count == running + begun
+        predictions.foresee(points, whole=False)
+        assert begin.call_count == begun
+        with pytest.raises(InterruptedError):
+            predictions.rehearse(points[:1], whole=True)
+        done.return_value = True
+        subject.workers.result.call_args.args[1]()
+    assert begin.call_count == begun + 1

@@ -27,6 +27,7 @@ from autotrain_mem.support.errors import RehearsalError, UnsupportedModelError, 
 from autotrain_mem.trainers.pickle_without_tensors import pack, unpack
 from autotrain_mem.types import EngineMark, Job, Owner, Phase, Trace, Work
 from autotrain_mem.types.model import FEW_LOSS_CHUNKS, LAYERS_HELD_BACK, MORE_LOSS_CHUNKS, Depths, LayerPattern
+from autotrain_mem.worker.server import describe
 
 DEPTH = 10
 JOB = Job(method="sft", model="a model", dataset=None)
@@ -300,7 +301,8 @@ def test_several_processes_with_a_part_that_no_loss_depends_on_are_refused(visio
     """Gemma's tower is made with a head here that nobody asks; with a gradient for all of it two processes do."""
     with pytest.raises(RehearsalError, match="the loss does not depend on them"):
         rehearsed(pictured("sft", vision_folder("gemma3"), processes=2, sharding="ddp"))
-    assert rehearsed(pictured("sft", vision_folder("qwen2_5_vl"), processes=2, sharding="ddp", **ONE_STEP)).blocks
+    one = pictured("sft", vision_folder("qwen2_5_vl"), processes=2, sharding="ddp", **ONE_STEP)
+    assert rehearsed(one).trained.parameters == describe(one.job, (8, 0)).parameters
 
 
 def test_larger_images_take_more_unless_they_are_made_smaller(vision_folder: Folder) -> None:

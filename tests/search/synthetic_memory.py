@@ -84,7 +84,7 @@ class LinearMemory:
     cards: tuple[str, ...] = ()
     calls: list[Knobs] = field(default_factory=list)
     whole_calls: list[Knobs] = field(default_factory=list)
-    foreseen: list[Knobs] = field(default_factory=list)
+    foreseen: list[Sequence[Knobs]] = field(default_factory=list)
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
         self.calls += points
@@ -106,8 +106,8 @@ class LinearMemory:
         weights = self.parameters * (4 if knobs.dtype == "float32" else 2)
         return self.counts_parameters and not knobs.base_bits and weights * (2 - knobs.use_peft) > self.budget_bytes
 
-    def foresee(self, knobs: Knobs, *, whole: bool) -> None:
-        self.foreseen += [] if whole else [knobs]
+    def foresee(self, points: Sequence[Knobs], *, whole: bool) -> None:
+        self.foreseen += [] if whole else [points]
 
     def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> Sequence[str]:
         return self.cards

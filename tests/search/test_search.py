@@ -163,12 +163,16 @@ def test_a_lever_pulled_for_speed_says_so() -> None:
 
 def test_what_parameters_alone_exceed_is_asked_while_the_choice_is_confirmed_and_changes_no_plan() -> None:
     space, model = space_of(), LinearMemory(budget_bytes=5 * GIB, copied_layers=2)
-    counting = replace(model, counts_parameters=True, calls=[], whole_calls=[])
+    counting = replace(model, counts_parameters=True, calls=[], whole_calls=[], foreseen=[])
     found, quicker = search(space, model), search(space, counting)
     assert (quicker.level, quicker.estimate, quicker.levers) == (found.level, found.estimate, found.levers)
     assert [each.level for each in quicker.alternatives] == [each.level for each in found.alternatives]
     assert not counting.exceeds(counting.calls[0])
     assert any(counting.exceeds(knobs) for knobs in counting.calls), "what the level would need is told all the same"
+    assert all(knobs.optimizer_offload for knobs in model.calls if knobs.activation_offloading), "state is too large"
+    beside = {knobs for points in counting.foreseen for knobs in points[1:]}
+    begun = [level.name for level in levels(space) if {level.least, level.most} & beside]
+    assert begun == ["lossless", "lossless, offloading", "rounding, offloading", "LoRA"]
 
     class Misled(LinearMemory):
         def exceeds(self, knobs: Knobs) -> bool:
