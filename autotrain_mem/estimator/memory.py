@@ -124,29 +124,30 @@ STACKED = tuple(Owner)
 """The order of the stack, from the bottom."""
 
 
-def make_timeline(trace: Trace, room: DeviceCapacity, *, grows: bool, name: str, places: int = PLACES) -> Timeline:
-    """Replays a run and records the bytes of each owner at selected events.
-
-    Each of ``places`` intervals keeps its lowest and highest point, and the one with most reserved bytes. Raises
-    ValueError for a trace without events.
-    """
-    if not trace.events:
-        raise ValueError("the trace is empty: nothing was allocated while the trainer was rehearsed")
-    reserved = [each for each, _ in held_after_each(trace, room, grows=grows)]
-    allocated = allocated_after_each(trace)
+def events_to_draw(allocated: list[int], reserved: list[int], places: int) -> list[int]:
+    """Returns the indices of the events at which memory is drawn: of each of ``places`` intervals the lowest and the
+    highest point, and the one with most reserved bytes; all if there are few."""
     count = len(allocated)
-    chosen = {0, count - 1} if count > 3 * places else {*range(count)}
-    for place in range(places if count > 3 * places else 0):
+    if count <= 3 * places:
+        return [*range(count)]
+    chosen = {0, count - 1}
+    for place in range(places):
         stretch = range(place * count // places, (place + 1) * count // places)
         chosen |= {min(stretch, key=allocated.__getitem__), max(stretch, key=allocated.__getitem__)}
         chosen.add(max(stretch, key=reserved.__getitem__))
-    shown = sorted(chosen)
-    columns: dict[Owner, list[int]] = {owner: [] for owner in STACKED}
+    return sorted(chosen)
+
+
+def make_timeline(trace: Trace, room: DeviceCapacity, *, grows: bool, name: str, places: int = PLACES) -> Timeline:
+    """Replays a run, which has events, and records the bytes of each owner at :func:`events_to_draw`."""
+    reserved = [each for each, _ in held_after_each(trace, room, grows=grows)]
+    allocated = allocated_after_each(trace)
+    shown = events_to_draw(allocated, reserved, places)
     numbers: dict[tuple[Owner, str], int] = {}
     number_of = [numbers.setdefault((block.owner, block.module), len(numbers)) for block in trace.blocks]
     keys, sizes = [*numbers], [round_size(block.size_bytes) for block in trace.blocks]
     place_of = [STACKED.index(owner) for owner, _ in keys]
-    totals, held, largest = [0] * len(STACKED), [0] * len(keys), []
+    totals, held, of_owners, largest = [0] * len(STACKED), [0] * len(keys), list[list[int]](), []
     large: set[int] = set()
     floor, most = 0, HOLDERS  # ``large`` holds at least the largest holders: those of more than ``floor`` bytes
     points = set(shown)
@@ -158,14 +159,13 @@ def make_timeline(trace: Trace, room: DeviceCapacity, *, grows: bool, name: str,
             held[number] += change
             (large.add if held[number] > floor else large.discard)(number)
         if index in points:
-            for column, total in zip(columns.values(), totals, strict=True):
-                column.append(total)
+            of_owners.append([*totals])
             if not HOLDERS <= len(large) <= most:
                 floor = max(0, sorted(held)[-2 * HOLDERS :][0] - 1)
                 large = {number for number, size in enumerate(held) if size > floor}
                 most = 2 * len(large)
             largest.append(sorted((-held[number], keys[number]) for number in large)[:HOLDERS])
-    owners = {owner: tuple(column) for owner, column in columns.items() if any(column)}
+    owners = {owner: column for owner, column in zip(STACKED, zip(*of_owners, strict=True), strict=True) if any(column)}
     owner_numbers = {owner: number for number, owner in enumerate(owners)}
     modules = sorted({module for point in largest for _, (_, module) in point})
     module_numbers = {module: number for number, module in enumerate(modules)}

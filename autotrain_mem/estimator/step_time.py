@@ -300,10 +300,7 @@ def _collective(
         phase=phase,
         kind=kind,
         dtype="bfloat16",
-        flops=0,
-        bytes=0,
         fixed_bytes=round(sent),
-        launches=1,
         count=float(count),
         of_step=of_step,
     )

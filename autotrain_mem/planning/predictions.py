@@ -320,18 +320,10 @@ class Predictions:
             long, short = next(traces), next(traces)
             yield expand(short, long, depths)
 
-    def _trace(
-        self,
-        knobs: Knobs,
-        worker: Worker,
-        *,
-        layers: int | None = None,
-        chunks: int | None = None,
-        tokens: int | None = None,
-    ) -> Trace:
+    def _trace(self, knobs: Knobs, worker: Worker, *, tokens: int | None = None, **cut: int | None) -> Trace:
         tokens = self._subject.row_length(knobs) if tokens is None else tokens
         job = self._subject.rehearsed_job(knobs, tokens)
-        return worker.rehearse(job, knobs, tokens, self.kernels, layers=layers, chunks=chunks)
+        return worker.rehearse(job, knobs, tokens, self.kernels, **cut)
 
 
 def judge(subject: Subject, knobs: Knobs, footprint: Footprint) -> Estimate:

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._device import _device_constructors
 from transformers.utils import import_utils
 
+from autotrain_mem.machine.simulated_card import SimulatedGpu
 from autotrain_mem.rehearsal.cuda.rules import cuda_semantics, not_imitated
 from autotrain_mem.rehearsal.cuda.workspaces import workspaces
 from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
@@ -22,7 +23,6 @@ from autotrain_mem.rehearsal.ranks.invariants import trained_in_full
 from autotrain_mem.rehearsal.ranks.rank import RehearsedRank, real_rank
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.saving import rehearse_saving
-from autotrain_mem.rehearsal.trace.ledger import SeenDevice
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
 from autotrain_mem.rehearsal.windows.at_once import windows_at_once
@@ -140,7 +140,7 @@ class Watch:
     """
 
     def __init__(
-        self, device: SeenDevice | None = None, compute_capability: Capability = (8, 0), knobs: Knobs | None = None
+        self, device: SimulatedGpu | None = None, compute_capability: Capability = (8, 0), knobs: Knobs | None = None
     ) -> None:
         self._ranked = knobs if knobs is not None and knobs.has_group else None
         kind = Recorder if self._ranked is None else RankRecorder

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import GenerationMixin, cache_utils
 from transformers.generation.stopping_criteria import StoppingCriteriaList
@@ -60,7 +61,7 @@ def generation_by_its_ends(recorder: Recorder) -> Iterator[None]:
 
     def sample_by_its_ends(
         model: Any,
-        input_ids: torch.Tensor,
+        input_ids: Tensor,
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: Any,
@@ -85,7 +86,7 @@ def generation_by_its_ends(recorder: Recorder) -> Iterator[None]:
 
 
 def _refusing(method: Callable[..., Any], what: str) -> Callable[..., Any]:
-    def refuse(model: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def refuse(model: Any, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         if isinstance(input_ids, FakeTensor):
             raise UsageError(
                 f"Generation with {what} cannot be rehearsed: its steps depend on the model's outputs.",
@@ -99,11 +100,11 @@ def _refusing(method: Callable[..., Any], what: str) -> Callable[..., Any]:
 class _Watched(StoppingCriteriaList):  # type: ignore[misc]  # transformers is untyped to mypy here
     """Runs the stopping criteria and replaces their results: only the length ends a sequence."""
 
-    def __init__(self, criteria: Any, sampled: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    def __init__(self, criteria: Any, sampled: Callable[[Tensor, Tensor], None]) -> None:
         super().__init__(criteria)
         self._sampled = sampled
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
         done = super().__call__(input_ids, scores, **kwargs)
         self._sampled(input_ids, done)
         return done
@@ -117,13 +118,7 @@ class _Ends:
     """
 
     def __init__(
-        self,
-        prompt: torch.Tensor,
-        config: Any,
-        model_config: Any,
-        recorder: Recorder,
-        *,
-        scores_are_logits: bool,
+        self, prompt: Tensor, config: Any, model_config: Any, recorder: Recorder, *, scores_are_logits: bool
     ) -> None:
         self._prompt = known_value(prompt)
         self._prompt_length = prompt.shape[1]
@@ -135,10 +130,10 @@ class _Ends:
         between = config.max_length - self._prompt_length - 2 - last_steps(config.max_length)
         records_more = config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states)
         self._to_skip = 0 if records_more else max(between, 0)
-        self._ids: torch.Tensor | None = None
+        self._ids: Tensor | None = None
         self._model_kwargs: dict[str, Any] = {}
         self._vocabulary = 0
-        self._skipped: dict[str, tuple[torch.Tensor, ...]] = {}
+        self._skipped: dict[str, tuple[Tensor, ...]] = {}
         self._unworked: range = range(0)
         """The lengths of the KV cache in the skipped steps, whose work is not yet counted."""
         self._work: Mark = {}
@@ -167,14 +162,14 @@ class _Ends:
             model, _update_model_kwargs_for_generation=watched_update, _has_unfinished_sequences=watched_head
         )
 
-    def sampled(self, ids: torch.Tensor, done: torch.Tensor) -> None:
+    def sampled(self, ids: Tensor, done: Tensor) -> None:
         """Sets the values of the sampled tokens; no sequence stops before the maximum length."""
         self._ids = ids
         self._know_ids(ids)
         with real_tensors():
             know(done, torch.full(done.shape, ids.shape[1] >= self._config.max_length))
 
-    def _mark(self, ids: torch.Tensor) -> None:
+    def _mark(self, ids: Tensor) -> None:
         """Marks the start of a decode step; after the last one, counts the work of the skipped steps."""
         tokens, work, skipped = ids.shape[1], self._recorder.work, self._unworked
         self._recorder.ledger.mark(tokens)
@@ -203,7 +198,7 @@ class _Ends:
             else:  # float32, as in real decode steps
                 self._skipped[name] = tuple(torch.empty(rows, self._vocabulary) for _ in range(skip))
 
-    def _know_ids(self, ids: torch.Tensor) -> None:
+    def _know_ids(self, ids: Tensor) -> None:
         if self._prompt is None:
             return
         with real_tensors():
@@ -269,7 +264,7 @@ def _grow(layer: Any, tokens: int) -> None:
             layer.cumulative_length.add_(tokens)  # a full window is not counted further
 
 
-def _longer(states: torch.Tensor, length: int) -> torch.Tensor:
+def _longer(states: Tensor, length: int) -> Tensor:
     return states.new_empty((*states.shape[:-2], length, states.shape[-1]))
 
 
@@ -289,7 +284,7 @@ def experts_as_on_cuda(model: Any) -> Iterator[None]:
         model.set_experts_implementation(before)
 
 
-def _tolist(tensor: torch.Tensor) -> Any:
+def _tolist(tensor: Tensor) -> Any:
     """Replaces ``FakeTensor.tolist``: reads all values at once; one by one, a batch of completions takes seconds."""
     value = known_value(tensor)
     with real_tensors():

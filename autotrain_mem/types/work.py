@@ -57,13 +57,13 @@ class Work:
     kind: Kind
     dtype: str
     """The dtype of the computation, by its name in torch: ``bfloat16``, ``float32``."""
-    flops: int
+    flops: int = 0
     """The floating-point operations of one run."""
-    bytes: int
+    bytes: int = 0
     """The bytes that one run reads and writes and that grow with the tokens of a micro-batch."""
-    fixed_bytes: int
+    fixed_bytes: int = 0
     """The bytes that one run reads and writes regardless of the tokens: weights, gradients, optimizer state."""
-    launches: int
+    launches: int = 1
     """The kernel launches of one run."""
     count: float
     """The number of runs. It can be fractional or negative if it was extrapolated from truncated copies."""

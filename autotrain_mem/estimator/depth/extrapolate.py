@@ -15,9 +15,9 @@ Example: Qwen2.5-0.5B has 24 layers; rehearsing 1 and 3 of them takes a quarter 
 
 import gc
 from bisect import bisect_left
-from collections.abc import Container, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator
 from dataclasses import fields
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 from autotrain_mem.estimator.depth import alignment as align
@@ -46,7 +46,7 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
             return None
         vocabulary = align.Vocabulary()
         pair = steps_of(short, vocabulary), steps_of(long, vocabulary)
-        kinds = _KindPicks(pair[0]), _KindPicks(pair[1])
+        kinds = _picks_by_kind(pair[0]), _picks_by_kind(pair[1])
         unlike: Container[tuple[int, int]] = frozenset()
         mistakes = _Mistakes(*kinds)
         while len(mistakes.pairs) < MOST_MISTAKES:
@@ -73,16 +73,8 @@ class _NotAlikeError(UnclearError):
         self.steps = (short, long)
 
 
-class _KindPicks:
-    """Computes picks among all live blocks of a kind, on first use only: picks within one place usually suffice."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-
-    @cached_property
-    def picks(self) -> Picks:
-        """Maps each step that frees or uses a block to the pick of that block."""
-        return _picks(self._steps, [("kind", symbol) for symbol in self._steps.symbols])
+_KindPicks = Callable[[], Picks]
+"""Returns picks among all live blocks of a kind, computed on first use only: those within a place usually suffice."""
 
 
 class _Mistakes:
@@ -97,7 +89,7 @@ class _Mistakes:
         """Returns whether the steps' picks differ, or failed in an extrapolation. Blocks of a kind are freed oldest or
         newest first, so picks differ if the ranks from both ends differ."""
         assert isinstance(steps, tuple)
-        one, other = self._short.picks.get(steps[0]), self._long.picks.get(steps[1])
+        one, other = self._short().get(steps[0]), self._long().get(steps[1])
         if one is None or other is None:
             return steps in self.pairs
         differ = one.from_oldest != other.from_oldest and one.from_newest != other.from_newest
@@ -198,7 +190,7 @@ class _Expansion:
 
     def _ways_of_looking(self) -> Iterator[tuple[Picks, Picks]]:
         yield self._by_place
-        yield self._kinds[0].picks, self._kinds[1].picks
+        yield self._kinds[0](), self._kinds[1]()
 
     def _use(self, j: int, pick: Pick) -> Use:
         stream = self._steps[1].facts[j]
@@ -283,7 +275,11 @@ def _places(short: Steps, long: Steps, alignment: Alignment) -> tuple[list[Hasha
     return of_short, of_long + of_short[done:]
 
 
-def _picks(steps: Steps, places: list[Hashable]) -> dict[int, Pick]:
+def _picks_by_kind(steps: Steps) -> _KindPicks:
+    return cache(lambda: _picks(steps, [("kind", symbol) for symbol in steps.symbols]))
+
+
+def _picks(steps: Steps, places: list[Hashable]) -> Picks:
     """Finds the live block that each death or use concerns."""
     living: dict[Hashable, list[int]] = {}
     picks: dict[int, Pick] = {}

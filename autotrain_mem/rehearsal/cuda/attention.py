@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autotrain_mem.rehearsal.cuda import attention_kernels as kernels
@@ -47,16 +48,16 @@ def cuda_attention(compute_capability: Capability) -> Iterator[None]:
     """Within the block, SDPA and flash-attention allocate as on a card of this compute capability."""
 
     def attend(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
         *,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         if attn_mask is not None and attn_mask.requires_grad:
             return plain_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
         query, key, value, attn_mask = autocast_inputs(query, key, value, attn_mask)
@@ -73,7 +74,7 @@ def cuda_attention(compute_capability: Capability) -> Iterator[None]:
         yield
 
 
-def autocast_inputs(*tensors: torch.Tensor | None) -> Any:
+def autocast_inputs(*tensors: Tensor | None) -> Any:
     """Casts the inputs like autocast (``aten/src/ATen/autocast_mode.h: AT_FORALL_LOWER_PRECISION_FP``)."""
     if not torch.is_autocast_enabled("cpu"):
         return tensors
@@ -81,7 +82,7 @@ def autocast_inputs(*tensors: torch.Tensor | None) -> Any:
     return [t.to(dtype) if t is not None and t.dtype in (*kernels.HALF, torch.float32) else t for t in tensors]
 
 
-def _fused(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torch.Tensor:
+def _fused(inputs: Inputs, bias: Tensor | None, call: KernelCall) -> Tensor:
     """Pads heads to a multiple of 8 for flash kernels; the scale is still that of the original head size."""
     head_size = inputs[0].size(3)
     if (padding := -head_size % 8) == 0 or call.backend is not Backend.FLASH:
@@ -91,13 +92,13 @@ def _fused(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torch
     return FusedAttention.apply(*padded, bias, replace(call, scale=scale))[..., :head_size]
 
 
-def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Converts a boolean mask to floats (``attention.cpp: convert_boolean_attn_mask``)."""
     is_boolean = mask.dtype is torch.bool
     return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype)) if is_boolean else mask
 
 
-def _bias(mask: torch.Tensor | None, inputs: Inputs, backend: Backend) -> torch.Tensor | None:
+def _bias(mask: Tensor | None, inputs: Inputs, backend: Backend) -> Tensor | None:
     """Returns the mask as the kernel needs it: aligned to 8 for memory-efficient attention (``preprocess_mask``)."""
     if mask is None:
         return None
@@ -112,8 +113,8 @@ def _bias(mask: torch.Tensor | None, inputs: Inputs, backend: Backend) -> torch.
 
 
 def _math(
-    inputs: Inputs, mask: torch.Tensor | None, *, scale: float | None, dropout: float, is_causal: bool, enable_gqa: bool
-) -> torch.Tensor:
+    inputs: Inputs, mask: Tensor | None, *, scale: float | None, dropout: float, is_causal: bool, enable_gqa: bool
+) -> Tensor:
     """Computes ``attention.cpp: _scaled_dot_product_attention_math``, whose scores are float32 even in half precision.
     Under any dispatch mode, torch's own function would add the mask out of place (``areAnyTensorSubclassLike``)."""
     query, key, value = inputs
@@ -133,7 +134,7 @@ def _math(
     if mask is not None:
         scores.add_(mask)
     scratch = torch.empty_like(scores), torch.empty_like(scores, dtype=torch.bool)  # attention.cpp: _safe_softmax
-    weights: torch.Tensor = torch.ops.aten._safe_softmax(scores, -1)
+    weights: Tensor = torch.ops.aten._safe_softmax(scores, -1)
     del scratch
     if dropout > 0.0:
         weights = torch.native_dropout(weights, dropout, True)[0]
@@ -169,7 +170,7 @@ def _flash_by_name(capability: Capability) -> Iterator[None]:
 def _flash_functions(backend: Backend, capability: Capability) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Returns stand-ins for flash_attn_func and flash_attn_varlen_func; parameter names show their features."""
 
-    def attend(rows: Any, scale: Any, is_causal: bool, window: Any, softcap: float, **ends: torch.Tensor) -> Any:
+    def attend(rows: Any, scale: Any, is_causal: bool, window: Any, softcap: float, **ends: Tensor) -> Any:
         # KernelCall.window includes the query's own token; transformers' does not (_process_flash_attention_kwargs).
         seen = window[0] + 1 if window[0] >= 0 else None
         call = KernelCall(backend, capability, is_causal, scale, window=seen, softcap=softcap or 0.0, **ends)
@@ -177,24 +178,24 @@ def _flash_functions(backend: Backend, capability: Capability) -> tuple[Callable
         return _fused((query, key, value), None, call).transpose(1, 2)
 
     def dense(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         dropout_p: float = 0.0,
         softmax_scale: float | None = None,
         causal: bool = False,
         window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         deterministic: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         return attend((q, k, v), softmax_scale, causal, window_size, softcap)
 
     def packed(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        cu_seqlens_k: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
         max_seqlen_q: Any,
         max_seqlen_k: Any,
         dropout_p: float = 0.0,
@@ -203,7 +204,7 @@ def _flash_functions(backend: Backend, capability: Capability) -> tuple[Callable
         window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         deterministic: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         ends = {"ends": cu_seqlens_q, "key_ends": cu_seqlens_k}
         return attend((q[None], k[None], v[None]), softmax_scale, causal, window_size, softcap, **ends)[0]
 
@@ -214,14 +215,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
     """Runs one call of a fused kernel: allocates CUDA's buffers, and computes the values on the CPU."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        bias: torch.Tensor | None,
-        call: KernelCall,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, call: KernelCall) -> Tensor:
         """``query`` is B x H x S x D, ``key`` and ``value`` are B x G x T x D; ``bias`` is added to the scores."""
         out, kept = kernels.KERNELS[call.backend][0](query, value, call)
         note(attention(query, key, value, visible=visible_share(query, key, call)))
@@ -233,7 +227,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, bias, out, *_ = ctx.saved_tensors
         inputs = (query, key, value)
         call: KernelCall = ctx.call
@@ -251,7 +245,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
         return (*grads, None, None)
 
 
-def by_rows(grad: torch.Tensor, out: torch.Tensor, backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
+def by_rows(grad: Tensor, out: Tensor, backend: Backend) -> tuple[Tensor, Tensor]:
     """Makes the gradient contiguous by rows, except for cuDNN's kernel; for flash kernels, the output too."""
     if backend is not Backend.CUDNN:
         grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
@@ -260,7 +254,7 @@ def by_rows(grad: torch.Tensor, out: torch.Tensor, backend: Backend) -> tuple[to
     return grad, out
 
 
-def visible_share(query: torch.Tensor, key: torch.Tensor, call: KernelCall) -> float:
+def visible_share(query: Tensor, key: Tensor, call: KernelCall) -> float:
     """Returns the share of scores that the kernel computes; a mask does not reduce it. Two documents of 1000 and 3000
     tokens in a row of 4000, causal: (1000^2 + 3000^2) / 2 / 4000^2 = 0.31."""
     tokens = int(key.size(2))
@@ -281,7 +275,7 @@ def unseen() -> Iterator[None]:
         yield
 
 
-def _values(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torch.Tensor:
+def _values(inputs: Inputs, bias: Tensor | None, call: KernelCall) -> Tensor:
     """Computes the kernel's result with plain operators, without dropout."""
     query, key, value = inputs
     if call.softcap:
@@ -297,7 +291,7 @@ def _values(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torc
     return plain_attention(*inputs, mask, is_causal=is_causal, scale=call.scale, enable_gqa=grouped)
 
 
-def _visible(query: torch.Tensor, key: torch.Tensor, call: KernelCall) -> torch.Tensor:
+def _visible(query: Tensor, key: Tensor, call: KernelCall) -> Tensor:
     """Returns an S x T mask, True if a query sees a key; the last query is aligned with the last key."""
     documents, left = _places(query.size(2), call.ends)
     key_documents, key_left = _places(key.size(2), call.key_ends)
@@ -310,7 +304,7 @@ def _visible(query: torch.Tensor, key: torch.Tensor, call: KernelCall) -> torch.
     return seen
 
 
-def _places(count: int, ends: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _places(count: int, ends: Tensor | None) -> tuple[Tensor, Tensor]:
     """Returns each token's document, and the number of tokens that follow in it."""
     tokens = torch.arange(count)
     if ends is None:

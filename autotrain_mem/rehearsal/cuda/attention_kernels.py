@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
 import torch
+from torch import Tensor
 
 from autotrain_mem.types.hardware import Capability
 
@@ -27,18 +28,12 @@ class Backend(StrEnum):
     """flash-attention 3, which runs only if it is requested by name."""
 
 
-Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Inputs = tuple[Tensor, Tensor, Tensor]
 """Query, key and value."""
 
 
 def choose(
-    inputs: Inputs,
-    mask: torch.Tensor | None,
-    *,
-    dropout: float,
-    is_causal: bool,
-    enable_gqa: bool,
-    capability: Capability,
+    inputs: Inputs, mask: Tensor | None, *, dropout: float, is_causal: bool, enable_gqa: bool, capability: Capability
 ) -> Backend:
     """Returns the first kernel that can run, in CUDA's order. cuDNN comes first on capability 9.x and 10.x:
     ``check_prefer_cudnn_attention`` requires a cuDNN newer than 9.15.0, which torch's CUDA 13 wheels include."""
@@ -65,7 +60,7 @@ def trains(inputs: Inputs) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
 
 
-def _cudnn_runs(inputs: Inputs, mask: torch.Tensor | None, dropout: float, capability: tuple[int, int]) -> bool:
+def _cudnn_runs(inputs: Inputs, mask: Tensor | None, dropout: float, capability: tuple[int, int]) -> bool:
     """Follows ``can_use_cudnn_attention`` and, for the mask, ``sdp_utils_cpp.h: check_attn_mask_shape``."""
     query, key, value = inputs
     if mask is not None:
@@ -121,17 +116,17 @@ class KernelCall:
     _: KW_ONLY
     keeps_statistics: bool = True
     """Whether a backward pass may follow, which needs the logsumexp. Flash kernels keep it in any case."""
-    ends: torch.Tensor | None = None
-    key_ends: torch.Tensor | None = None
+    ends: Tensor | None = None
+    key_ends: Tensor | None = None
     """``cu_seqlens_k`` (``ends``: ``cu_seqlens_q``): starts of a packed row's documents, then its end; else None."""
     window: int | None = None
     """A query attends to keys at a distance below this many tokens; None for all keys."""
     softcap: float = 0.0
 
 
-Kept = tuple[torch.Tensor, list[torch.Tensor]]
+Kept = tuple[Tensor, list[Tensor]]
 """The result of a forward pass, and the other tensors that it saves for the backward pass."""
-Made = tuple[list[torch.Tensor], list[torch.Tensor]]
+Made = tuple[list[Tensor], list[Tensor]]
 """The gradients of a backward pass, and its scratch buffers."""
 
 
@@ -139,14 +134,14 @@ def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _rows_first(like: torch.Tensor, head_size: int) -> torch.Tensor:
+def _rows_first(like: Tensor, head_size: int) -> Tensor:
     """Returns an empty B x H x S x D tensor laid out in memory as B x S x H x D."""
     batch, heads, rows, _ = like.shape
     stride = (rows * heads * head_size, head_size, heads * head_size, 1)
     return torch.empty_strided((batch, heads, rows, head_size), stride, dtype=like.dtype)
 
 
-def _flash_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -> Kept:
+def _flash_forward(query: Tensor, value: Tensor, call: KernelCall) -> Kept:
     """Follows ``cuda/flash_attn/flash_api.cpp: mha_fwd``. ``hopper/flash_api.cpp`` saves no random generator state."""
     out, logsumexp = torch.empty_like(query), torch.empty(query.shape[:3], dtype=torch.float32)
     return out, [logsumexp] if call.backend is Backend.FLASH3 else [logsumexp, torch.empty(2, dtype=torch.int64)]
@@ -167,7 +162,7 @@ def _flash_backward(inputs: Inputs, call: KernelCall) -> Made:
     return grads, scratch
 
 
-def _cudnn_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -> Kept:
+def _cudnn_forward(query: Tensor, value: Tensor, call: KernelCall) -> Kept:
     """Follows ``aten/src/ATen/native/cudnn/MHA.cpp: run_cudnn_SDP_fprop``."""
     out = torch.empty_like(query) if query.size(3) == value.size(3) else _rows_first(query, value.size(3))
     statistics = [torch.empty(query.shape[:3], dtype=torch.float32)] if call.keeps_statistics else []
@@ -188,7 +183,7 @@ def _cudnn_backward(inputs: Inputs, call: KernelCall) -> Made:
     return grads, [torch.empty(workspace, dtype=torch.uint8)]
 
 
-def _efficient_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -> Kept:
+def _efficient_forward(query: Tensor, value: Tensor, call: KernelCall) -> Kept:
     """Follows ``cuda/attention.cu: _efficient_attention_forward``. The logsumexp is padded to 32 rows (``kAlignLSE``);
     heads above 128 need a float32 output while the kernel runs (``kNeedsOutputAccumulatorBuffer``)."""
     out = _rows_first(query, value.size(3))

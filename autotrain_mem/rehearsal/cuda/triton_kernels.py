@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -81,7 +82,7 @@ class RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
     """Replaces ``ops/rms_norm.py: LigerRMSNormFunction``, which saves its input and one float32 per row."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, in_place: bool) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, in_place: bool) -> Tensor:
         """``x`` is ... x H, ``weight`` H."""
         rows = x.contiguous().view(-1, x.shape[-1])
         out = torch.empty(rows.shape, dtype=x.dtype)
@@ -91,7 +92,7 @@ class RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
         return out.view(x.shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Writes the input's gradient over the output's, unless ``in_place`` is False."""
         rows, weight, _ = ctx.saved_tensors
         grad = grad.contiguous()
@@ -106,7 +107,7 @@ class GatedProduct(torch.autograd.Function):  # type: ignore[misc]  # untyped to
     """Replaces ``ops/swiglu.py: LigerSiLUMulFunction`` and ``ops/geglu.py: LigerGELUMulFunction``."""
 
     @staticmethod
-    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         """Saves both factors and recomputes the activation in the backward pass."""
         gate, up = gate.contiguous(), up.contiguous()
         ctx.save_for_backward(gate, up)
@@ -114,7 +115,7 @@ class GatedProduct(torch.autograd.Function):  # type: ignore[misc]  # untyped to
         return torch.empty_like(gate)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         grad.contiguous()
         gate, up = ctx.saved_tensors
         note(pass_through(grad, gate, up, gate, up))
@@ -125,19 +126,17 @@ class Rotation(torch.autograd.Function):  # type: ignore[misc]  # untyped to myp
     """Replaces ``ops/rope.py: LigerRopeFunction``, which rotates queries and keys in place."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """``query`` and ``key`` are B x H x S x D, in memory B x S x H x D."""
         ctx.save_for_backward(cos.contiguous(), sin.contiguous())
         return _rows_first(query), _rows_first(key)
 
     @staticmethod
-    def backward(ctx: Any, grad_query: torch.Tensor, grad_key: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor | None, ...]:
         return _rows_first(grad_query), _rows_first(grad_key), None, None
 
 
-def _rows_first(tensor: torch.Tensor) -> torch.Tensor:
+def _rows_first(tensor: Tensor) -> Tensor:
     note(pass_through(tensor, tensor))
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -147,8 +146,8 @@ class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  #
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignored: int, accuracy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, ignored: int, accuracy: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """``hidden`` is N x H, ``weight`` V x H, ``target`` N. Returns the loss and the token accuracy."""
         # Since 0.8.3, the head writes products into their final buffers.
         version = installed_versions(["liger-kernel"])["liger-kernel"]
@@ -187,7 +186,7 @@ class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  #
         return losses.sum(), None if hits is None else hits.sum() / counted
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         """Scales the gradients of the forward pass in place."""
         grad_hidden, grad_weight = ctx.saved_tensors
         torch.empty((), dtype=torch.float32)  # a 1.0 to compare the incoming gradient with
@@ -201,14 +200,14 @@ def chunk_tokens(tokens: int, vocabulary: int, width: int) -> int:
     return int(min(tokens, 1 << (share - 1).bit_length()))
 
 
-def _writes_into_storage(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
+def _writes_into_storage(hidden: Tensor, weight: Tensor) -> bool:
     """Follows ``_can_use_mm_out``: returns whether the product needs no cast."""
     same = hidden.dtype == weight.dtype and hidden.dtype in (*HALF, torch.float32)
     autocast = torch.is_autocast_enabled("cpu")
     return same and (not autocast or hidden.dtype == torch.get_autocast_dtype("cpu"))
 
 
-def _fill(logits: torch.Tensor, *results: torch.Tensor | None) -> None:
+def _fill(logits: Tensor, *results: Tensor | None) -> None:
     """Writes unknown values, so that a rehearsal does not take the tensors for known zeros."""
     for result in results:
         if result is not None:
@@ -216,11 +215,7 @@ def _fill(logits: torch.Tensor, *results: torch.Tensor | None) -> None:
 
 
 def _add_gradients(
-    logits: torch.Tensor,
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    grad_hidden: torch.Tensor,
-    grad_weight: torch.Tensor | None,
+    logits: Tensor, hidden: Tensor, weight: Tensor, grad_hidden: Tensor, grad_weight: Tensor | None
 ) -> None:
     """Computes the gradients of hidden states and weight from the logits', without temporaries if no cast is needed."""
     if not _writes_into_storage(hidden, weight) or logits.dtype != grad_hidden.dtype:
@@ -241,16 +236,16 @@ def _add_gradients(
 class LigerOutput(CausalLMOutputWithPast):  # type: ignore[misc]  # untyped to mypy here
     """Replaces ``transformers/model/output_classes.py: LigerCausalLMOutputWithPast``."""
 
-    token_accuracy: torch.Tensor | None = None
+    token_accuracy: Tensor | None = None
 
 
 def _model_forward(model: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
     """Replaces ``transformers/model/llama.py: lce_forward``, which the other models repeat."""
 
     def forward(
-        input_ids: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        shift_labels: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
         logits_to_keep: int = 0,
         skip_logits: bool | None = None,
         num_items_in_batch: Any = None,
@@ -334,7 +329,7 @@ class _Kernel:
             self._tile(*args, **kwargs)
 
 
-def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Replaces ``_addmm_fp32``: CUDA multiplies in half precision and adds in float32, in place."""
     note(product(a.shape[0], a.shape[1], b.shape[1], a.dtype))
     if isinstance(total, FakeTensor):
@@ -355,7 +350,7 @@ def kahan_stand_in() -> Iterator[None]:
         yield
 
 
-def _step_stably(*tensors: list[torch.Tensor], **options: Any) -> None:
+def _step_stably(*tensors: list[Tensor], **options: Any) -> None:
     parameters, gradients, means, squares, _, lost = tensors
     for each, gradient, mean, square, error in zip(parameters, gradients, means, squares, lost, strict=True):
         # One kernel updates the moments; another one reads them and updates the parameter and its error.

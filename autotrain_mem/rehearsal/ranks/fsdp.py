@@ -127,20 +127,11 @@ def _reset_sharded_param(reset: Callable[[Any], None], param: Any) -> None:
         reset(param)
 
 
-def _reduce_scatter(
-    reduce: Callable[..., Any],
-    recorder: RankRecorder,
-    comm: Any,
-    output_tensor: Any,
-    input_tensor: Any,
-    group: Any,
-    op: Any,
-    async_op: bool = False,
-) -> Any:
+def _reduce_scatter(reduce: Callable[..., Any], recorder: RankRecorder, comm: Any, **call: Any) -> Any:
     """Counts a reduce-scatter, and hides its allocations: gloo works in a copy of the buffer, NCCL in the buffer."""
     if recorder.collectives is not None:
-        recorder.collectives.note(recorder, input_tensor, group)
-    return run_unseen(reduce, recorder, comm, output_tensor, input_tensor, group, op, async_op)
+        recorder.collectives.note(recorder, call["input_tensor"], call["group"])
+    return run_unseen(reduce, recorder, comm, **call)
 
 
 def _allocate_outputs(allocate: Callable[[Any], None], recorder: RankRecorder, param: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental._context_parallel._attention import (
@@ -43,16 +44,16 @@ def ring_attention(compute_capability: Capability) -> Iterator[None]:
     """
 
     def scaled_dot_product_attention(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
         *,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         if not isinstance(query, DTensor):
             raise RehearsalError(
                 "Context parallelism cannot be rehearsed for this model: a layer attends to one process's tokens only.",
@@ -84,12 +85,10 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped t
     """Runs torch's ring attention over a group's tokens: allocates like CUDA's kernel, and computes with the CPU's."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group: Any, call: KernelCall
-    ) -> torch.Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, group: Any, call: KernelCall) -> Tensor:
         """``query``, ``key`` and ``value`` hold this process's share of the tokens."""
 
-        def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool) -> Any:
+        def kernel(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> Any:
             return _forward(query, key, value, replace(call, is_causal=is_causal))
 
         out, *kept = _templated_ring_attention(
@@ -100,12 +99,12 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped t
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Sends keys and values around again, together with their gradients in float32."""
         query, key, value, out, logsumexp, *_ = ctx.saved_tensors
         call: KernelCall = ctx.call
 
-        def kernel(*, is_causal: bool, **tensors: torch.Tensor) -> Any:
+        def kernel(*, is_causal: bool, **tensors: Tensor) -> Any:
             return _backward(replace(call, is_causal=is_causal), **tensors)
 
         tensors = {"query": query, "key": key, "value": value, "out": out, "logsumexp": logsumexp}
@@ -114,7 +113,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped t
         return (*grads[:3], None, None)
 
 
-def _forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: KernelCall) -> tuple[torch.Tensor, ...]:
+def _forward(query: Tensor, key: Tensor, value: Tensor, call: KernelCall) -> tuple[Tensor, ...]:
     out, (logsumexp, *rest) = KERNELS[call.backend][0](query, value, call)
     note(attention(query, key, value, visible=visible_share(query, key, call)))
     if not isinstance(query, FakeTensor):
@@ -131,14 +130,8 @@ def _forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: 
 
 
 def _backward(
-    call: KernelCall,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    grad_out: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:
+    call: KernelCall, query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, out: Tensor, logsumexp: Tensor
+) -> tuple[Tensor, ...]:
     inputs = (query, key, value)
     grad_out, out = by_rows(grad_out, out, call.backend)
     grads, scratch = KERNELS[call.backend][1](inputs, call)
@@ -158,6 +151,6 @@ def _backward(
     return tuple(grads)
 
 
-def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+def _repeated(tensor: Tensor, heads: int) -> Tensor:
     """Repeats keys for each group of heads: the CPU's kernel needs as many key heads as query heads."""
     return tensor.repeat_interleave(heads // tensor.size(1), 1) if tensor.size(1) != heads else tensor

@@ -151,19 +151,9 @@ class HostAdam:
 
     destroy_adam = create_adam
 
-    def adam_update(
-        self,
-        number: int,
-        step: int,
-        rate: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        bias_correction: bool,
-        *tensors: torch.Tensor,
-    ) -> int:
+    def adam_update(self, *given: Any) -> int:
         """Updates real tensors in place by torch's AdamW, whose last digits can differ from those of DeepSpeed's."""
+        _, step, rate, beta1, beta2, eps, weight_decay, _, *tensors = given  # of an Adam's number and bias_correction
         if isinstance(tensors[0], FakeTensor):
             return 0
         settings = {"lr": rate, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}

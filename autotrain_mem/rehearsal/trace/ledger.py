@@ -6,8 +6,8 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
+from autotrain_mem.machine.simulated_card import SimulatedGpu
 from autotrain_mem.types import CACHE_EMPTIED, Block, EngineMark, Owner, Phase, StreamUse, Trace, Workload
 from autotrain_mem.types.trace import LossPass
 
@@ -28,26 +28,11 @@ class _Entry:
     died_in: int | None = None
 
 
-class SeenDevice(Protocol):
-    """A device of limited size, such as a simulated GPU. It gets every allocation and free as it happens."""
-
-    def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
-        """Allocates block number ``block``. Raises torch.OutOfMemoryError if it does not fit."""
-
-    def free(self, block: int) -> None:
-        """Frees block number ``block``."""
-
-    def empty_cache(self) -> None:
-        """Releases the cache (``torch.cuda.empty_cache``)."""
-
-    def record_stream(self, block: int, stream: int) -> None:
-        """Records another stream that uses ``block`` (``torch.Tensor.record_stream``)."""
-
-
 class Ledger:
-    """Records one run. Blocks are numbered from 0. The device's out-of-memory errors reach the caller."""
+    """Records one run. Blocks are numbered from 0. A simulated card gets every allocation and free as it happens; its
+    out-of-memory errors reach the caller."""
 
-    def __init__(self, device: SeenDevice | None = None) -> None:
+    def __init__(self, device: SimulatedGpu | None = None) -> None:
         self.phase = Phase.LOAD
         self.operators = 0
         self.stream = 0

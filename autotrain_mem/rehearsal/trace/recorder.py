@@ -16,9 +16,10 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autotrain_mem.machine.simulated_card import SimulatedGpu
 from autotrain_mem.rehearsal.cuda.inplace_accumulation import IN_PLACE, sole_holders, unwatched
 from autotrain_mem.rehearsal.trace.flops import WorkCounter
-from autotrain_mem.rehearsal.trace.ledger import Ledger, PinnedMemory, SeenDevice, UnpinnedMemory
+from autotrain_mem.rehearsal.trace.ledger import Ledger, PinnedMemory, UnpinnedMemory
 from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_step
 from autotrain_mem.trainers.host_optimizer import HostOptimizer, master_bytes
 from autotrain_mem.types import Owner, Phase, Trace
@@ -59,7 +60,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     None calls it. ``device`` gets births and deaths; the operator that allocates raises its out-of-memory error."""
 
     def __init__(
-        self, execute: Execute | None = None, device: SeenDevice | None = None, workspace: Workspace | None = None
+        self, execute: Execute | None = None, device: SimulatedGpu | None = None, workspace: Workspace | None = None
     ) -> None:
         super().__init__()
         sole_holders()

@@ -153,19 +153,16 @@ class Ranks:
         def guarded(tensors: Any, *args: Any, **options: Any) -> Any:
             if self._is_open and not self._is_alone:
                 self._agree(leaves=False)
+            if self._is_alone and "gather" in collective.__name__:
+                # From one process, a scalar is gathered as a list (``accelerate/utils/operations.py: _gpu_gather``).
+                return tree_map_only(torch.Tensor, lambda tensor: tensor[None] if tensor.ndim == 0 else tensor, tensors)
             if self._is_alone:
-                return own_values(tensors) if "gather" in collective.__name__ else tensors
+                return tensors
             self._has_gathered = True
             with patch.object(self, "_is_open", False):  # gather_for_metrics calls gather
                 return collective(tensors, *args, **options)
 
         return guarded
-
-
-def own_values(tensors: Any) -> Any:
-    """Returns what gathering returns for one process: the same values, with a scalar as a list of one
-    (``accelerate/utils/operations.py: _gpu_gather``)."""
-    return tree_map_only(torch.Tensor, lambda tensor: tensor[None] if tensor.ndim == 0 else tensor, tensors)
 
 
 def ddp_of(model: Any) -> DistributedDataParallel | None:
