@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, Scale, add, hanging, scale_for, section, table
-from autotrain_mem.support.files import check_replaceable, read_start, refusal, replace_file
+from autotrain_mem.support.files import check_replaceable, read_start, replace_file, writing
 from autotrain_mem.support.units import brief, counted, duration, format_bytes, percent
 from autotrain_mem.types import Estimate, Hardware, Owner
 
@@ -185,10 +185,8 @@ def check_snapshot(path: Path) -> None:
 def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
     """Writes or replaces a snapshot atomically. Raises OutputFolderError if the file cannot be written."""
     check_snapshot(path)
-    try:
+    with writing(path, _PLACE):
         replace_file(path.resolve(), pickle.dumps(snapshot, _PROTOCOL))
-    except OSError as error:
-        raise refusal(path, error, _PLACE) from error
 
 
 def snapshot_view(path: Path, estimate: Estimate) -> Text:

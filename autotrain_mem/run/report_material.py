@@ -17,7 +17,7 @@ from autotrain_mem.report.page.render import MARKER, page_html
 from autotrain_mem.report.run_history import read_history
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
-from autotrain_mem.support.files import OUTPUT_FOLDER, check_replaceable, read_object, read_start, refusal, replace_file
+from autotrain_mem.support.files import OUTPUT_FOLDER, check_replaceable, read_object, read_start, replace_file, writing
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import KIB
 from autotrain_mem.types import PLAN_NAME, RUN_NAME, DataProfile, Material, Page, Plan, Report, Timeline
@@ -122,10 +122,8 @@ def write_report(file: Path, page: Page, place: str = OUT) -> None:
     """Writes a page atomically. Raises OutputFolderError like :func:`check_report_place`, or if writing fails."""
     html = page_html(page)
     check_report_place(file, place)
-    try:
+    with writing(file, place):
         replace_file(file, html.encode())
-    except OSError as error:
-        raise refusal(file, error, place) from error
 
 
 def write_run_report(folder: Path, store: Store, on_event: Callable[[Mapping[str, Any]], None]) -> None:

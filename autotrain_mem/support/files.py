@@ -50,10 +50,8 @@ def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDE
     and value that select another place, for the hint. Raises OutputFolderError if the file cannot be written.
     """
     text = json.dumps(_finite(payload), indent=2, allow_nan=False) + "\n"
-    try:
+    with writing(path, place):
         replace_file(path, text.encode())
-    except OSError as error:
-        raise refusal(path, error, place) from error
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666, *, flushes: bool = True) -> None:
@@ -148,12 +146,16 @@ def open_ordinary(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def refusal(path: Path, error: OSError, place: str) -> OutputFolderError:
-    """Returns the error for a file that cannot be written."""
-    unforeseen = (error.strerror or str(error), "Give {place} elsewhere.")
-    reason, hint = _REASONS.get(error.errno or 0, unforeseen)
-    reason = NO_INODES if error.errno == errno.ENOSPC and lacks_inodes(path) else reason
-    return OutputFolderError(f"Cannot write {path}: {reason}.", hint=hint.format(place=place))
+@contextlib.contextmanager
+def writing(path: Path, place: str) -> Iterator[None]:
+    """Within the block, an OSError becomes the OutputFolderError for a file that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        unforeseen = (error.strerror or str(error), "Give {place} elsewhere.")
+        reason, hint = _REASONS.get(error.errno or 0, unforeseen)
+        reason = NO_INODES if error.errno == errno.ENOSPC and lacks_inodes(path) else reason
+        raise OutputFolderError(f"Cannot write {path}: {reason}.", hint=hint.format(place=place)) from error
 
 
 def check_replaceable(
@@ -167,7 +169,7 @@ def check_replaceable(
     returns whether a file may be replaced. Raises OSError if it cannot be read. ``error``: the error for a file that
     may not be replaced. Raises OutputFolderError if its folder does not exist or is not writable, or the path is a
     folder, a device or a pipe."""
-    try:
+    with writing(file, place):
         if not file.parent.is_dir():
             raise OSError(errno.ENOENT, "")
         if not os.access(file.parent, os.W_OK | os.X_OK):
@@ -175,8 +177,6 @@ def check_replaceable(
         if lacks_inodes(file.parent):
             raise OSError(errno.ENOSPC, "")
         is_taken = file.exists() and not is_one(file)
-    except OSError as problem:
-        raise refusal(file, problem, place) from problem
     if is_taken:
         message = f"{file} exists and is not a {what}, so it is not overwritten."
         raise error(message, hint=f"Move it away, or give {place} elsewhere.")

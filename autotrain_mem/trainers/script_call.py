@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from autotrain_mem.support.errors import RehearsalError, UsageError, described
-from autotrain_mem.support.files import refusal
+from autotrain_mem.support.files import writing
 from autotrain_mem.types import Job
 
 Keywords = dict[str, Any]
@@ -64,10 +64,8 @@ def write(call: Call, folder: pathlib.Path) -> str:
             hint="Give the trainer the model's tokenizer: processing_class=AutoTokenizer.from_pretrained(...).",
         )
     path, content = folder / "call", pickle_without_tensors.pack(call, call.keywords)
-    try:
+    with writing(path, "the environment variable TMPDIR a folder"):
         path.write_bytes(content)
-    except OSError as error:
-        raise refusal(path, error, "the environment variable TMPDIR a folder") from error
     return str(path)
 
 
