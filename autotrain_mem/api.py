@@ -8,9 +8,8 @@ import contextlib
 import os
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from autotrain_mem.allocator.settings import environment_setting
 from autotrain_mem.estimator.snapshot import make_snapshot
@@ -51,7 +50,7 @@ from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.training.environment import process_environment
 from autotrain_mem.training.machines.lead import Machines
-from autotrain_mem.training.run_folder import RunFolder, is_under_way
+from autotrain_mem.training.run_folder import OnEvent, RunFolder, is_under_way
 from autotrain_mem.types import AutoFit, Candidate, Cards, Estimate, Hardware, Page, Plan, Report
 from autotrain_mem.types.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.worker.client import Worker
@@ -64,8 +63,6 @@ __all__ += ["example_dataset", "opened", "output_dir", "plan_as_given", "reads_d
 __all__ += ["check_report_place", "is_under_way", "report_page", "report_path", "write_report", "write_run_report"]
 __all__ += ["examine_machine", "versions_key"]
 __all__ += ["compared", "detect", "leading", "rehearsals_for", "resumed", "with_accelerate", "with_plan"]
-
-OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 def begin(

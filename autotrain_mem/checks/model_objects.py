@@ -6,13 +6,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from autotrain_mem.support.errors import UnsupportedModelError
+from autotrain_mem.support.errors import Problem, UnsupportedModelError
 from autotrain_mem.trainers.model_support import checkpoint_quantization, quantization_method
 
 _BY_NAME = "Or give the model's name or folder instead of the object: the plan is then made before the model is loaded."
-
-_Problem = tuple[str, str]
-"""A problem with the model, and its cure."""
 
 
 def check_model_object(model: Any, *, gets_adapter: bool) -> None:
@@ -38,7 +35,7 @@ _WRAPPERS = {
 """Python module of a wrapper for several devices -> the wrapper's name. FSDP2 adds its class to nn.Modules' bases."""
 
 
-def _spread(model: Any) -> Iterator[_Problem]:
+def _spread(model: Any) -> Iterator[Problem]:
     """Yields a problem for wrappers, ZeRO-3, compilation and device maps, in this order: one may cause the next."""
     for module in model.modules():
         for kind in type(module).__mro__:
@@ -69,7 +66,7 @@ def _spread(model: Any) -> Iterator[_Problem]:
         )
 
 
-def _unknown_tensors(model: Any) -> Iterator[_Problem]:
+def _unknown_tensors(model: Any) -> Iterator[Problem]:
     """Yields a problem for each tensor without a known shape, storage or device."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in tensors:
@@ -91,7 +88,7 @@ def _unknown_tensors(model: Any) -> Iterator[_Problem]:
         )
 
 
-def _unknown_layers(model: Any) -> Iterator[_Problem]:
+def _unknown_layers(model: Any) -> Iterator[Problem]:
     """Yields a problem for layers quantized without bitsandbytes, and for fused layers: fake tensors cannot run Triton
     kernels. Liger's layers are rehearsed only if the trainer applies them (``rehearsal.cuda``)."""
     from transformers import PreTrainedModel

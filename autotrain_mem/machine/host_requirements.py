@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.levers import OFFLOADING
+from autotrain_mem.settings.own import OF_DEEPSPEED
 from autotrain_mem.settings.words import EPOCHS
 from autotrain_mem.support.errors import AutofitError, HostMemoryError, ModelNotFoundError, OutputFolderError
 from autotrain_mem.support.host import HostMemory, existing, host_memory
@@ -21,8 +22,6 @@ QUANTIZED_BYTES = {name: bits / 8 for name, bits in BASE_BITS.items()}
 MASTER_BYTES = 4
 """Bytes per trained parameter under FSDP with mixed precision: accelerate converts it to float32
 (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
-OF_DEEPSPEED = ("offload_optimizer_device", "offload_param_device")
-"""DeepSpeed's settings that keep tensors on the host."""
 SAVE_STEPS = 500
 """transformers' default of ``save_steps`` (``training_args.py: TrainingArguments``)."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.settings.own import OffloadDevice, Sharding
-from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.errors import Problem, UsageError
 from autotrain_mem.types import Knobs
 
 CP_COMM_STRATEGY = "alltoall"
@@ -204,7 +204,7 @@ def with_auto(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     return left, arguments
 
 
-def _problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _problems(config: Mapping[str, Any]) -> Iterator[Problem]:
     zero = config.get("zero_optimization")
     if not isinstance(zero, Mapping) or zero.get("stage") not in _STAGES:
         yield "zero_optimization.stage is not 1, 2 or 3", "Write one of them; for stage 0, give --sharding ddp."

@@ -11,7 +11,7 @@ from typing import Any
 
 from autotrain_mem.parallel.launch_environment import FSDP_KEYS, fsdp_settings
 from autotrain_mem.settings.own import Sharding
-from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.errors import Problem, UsageError
 
 KEYS = frozenset(
     {"compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug", "num_processes", "machine_rank"}
@@ -38,9 +38,6 @@ _STAGE = 2
 _ZEROS: Mapping[str, Sharding] = {"1": "zero1", "2": "zero2", "3": "zero3"}
 _SP_ATTENTION = "parallelism_config_sp_attn_implementation"
 _TENSORS = "tensor parallelism is not rehearsed, since transformers splits layers while it loads them"
-
-Problem = tuple[str, str]
-"""A problem and its fix."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

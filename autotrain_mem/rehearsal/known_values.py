@@ -22,7 +22,7 @@ masks, which are smaller (1 Mi is 256 rows of 4096 tokens). An attention mask of
 with it for real took half of a rehearsal's time. Values computed from known pixels are kept, since SmolVLM drops black
 images (``modeling_smolvlm.py: get_image_features``)."""
 
-_NO_VALUE = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
+NO_VALUE = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 _VIEW = torch.ops.aten.view.default
@@ -154,11 +154,11 @@ class KnownValues:
             if known is None or not known.valid[0] or known.value.shape != tensor.shape:
                 return False
             found = True
-        return found or (operator.namespace == "aten" and operator._schema.name not in _NO_VALUE)
+        return found or (operator.namespace == "aten" and operator._schema.name not in NO_VALUE)
 
     def _compute_beside(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         outs = [out] if isinstance(out, torch.Tensor) else list(out) if isinstance(out, (list, tuple)) else []
-        if operator._schema.name in _NO_VALUE:
+        if operator._schema.name in NO_VALUE:
             return
         given = (tensor.numel() for tensor in tensors_in((*args, *kwargs.values())))
         most = max(LARGEST_KNOWN_ELEMENTS, 0, *given)

@@ -1,7 +1,7 @@
 """Probes a plan before it trains, and replaces it if the measurements contradict its prediction."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.environment import process_environment
 from autotrain_mem.training.launch import run_probe
 from autotrain_mem.training.machines.lead import Machines
+from autotrain_mem.training.run_folder import OnEvent
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Estimate, Experience, Footprint, Hardware, Job, Plan, Probe
 from autotrain_mem.worker.pool import Workers
@@ -32,8 +33,6 @@ MOST_PROBES = 3
 ROOM_WORTH_A_MOVE = 0.10
 """A faster plan is searched for if the first probe's need is below the prediction by more than this share of it. Most
 public runs were predicted within 5 % (docs/understand/accuracy.md)."""
-
-OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +15,7 @@ from autotrain_mem.planning.run_request import RunRequest
 from autotrain_mem.support.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotrain_mem.training.machines.lead import Machines
-
-Say = Callable[[str], None]
+    from autotrain_mem.training.machines.lead import Machines, Say
 
 
 def placed(request: RunRequest, environment: Mapping[str, str] = os.environ) -> RunRequest:

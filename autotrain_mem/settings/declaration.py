@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.settings.old_names import old_value
+from autotrain_mem.support.errors import Problem
 
-Problem = tuple[str, str]
-"""What is wrong with a value, and its cure."""
 Check = Callable[[str, Any], Iterable[Problem]]
 """A function that takes a setting's name and value, and yields what is wrong."""
 

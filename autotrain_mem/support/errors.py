@@ -100,6 +100,10 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+Problem = tuple[str, str]
+"""What is wrong with what the user gave, and its cure."""
+
+
 class UsageError(AutofitError, ValueError, exit_code=2):
     """Raised for unknown, malformed or contradictory arguments; the message names all problems.
 
@@ -112,7 +116,7 @@ class UsageError(AutofitError, ValueError, exit_code=2):
     """
 
     @classmethod
-    def of(cls, problems: Iterable[tuple[str, str]], opening: str = "") -> Self:
+    def of(cls, problems: Iterable[Problem], opening: str = "") -> Self:
         """Returns one error for all problems, each with its cure; ``opening`` precedes the first problem."""
         reasons, cures = zip(*problems, strict=True)
         return cls(f"{opening}{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))

@@ -12,9 +12,9 @@ from typing import Any
 from autotrain_mem import types as nouns
 from autotrain_mem.settings import words
 from autotrain_mem.settings.adapter_config import PEFT_CONFIG, arguments_of
-from autotrain_mem.settings.declaration import PLAN, TRAIN, Group, Problem, one_of, setting, settings_of, that, up_to
+from autotrain_mem.settings.declaration import PLAN, TRAIN, Group, one_of, setting, settings_of, that, up_to
 from autotrain_mem.settings.own import OWN, OwnSettings
-from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.errors import Problem, UsageError
 from autotrain_mem.support.units import format_bytes
 
 _HEADROOM = "a size such as 500MiB or a share such as 8%, less than the device has."

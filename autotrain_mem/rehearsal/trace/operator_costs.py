@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from autotrain_mem.rehearsal.known_values import tensors_in, written_arguments
+from autotrain_mem.rehearsal.known_values import NO_VALUE, tensors_in, written_arguments
 from autotrain_mem.trainers.host_optimizer import master_bytes
 from autotrain_mem.types import Kind, Phase, Work
 
@@ -51,7 +51,7 @@ _aten = torch.ops.aten
 
 _NO_KERNEL = frozenset(
     {
-        *("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided"),
+        *NO_VALUE,
         *("aten::_unsafe_view", "aten::set_", "aten::resize_", "aten::_local_scalar_dense", "aten::_reshape_alias"),
         *("aten::is_same_size", "prim::device"),
     }

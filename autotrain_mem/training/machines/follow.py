@@ -10,7 +10,7 @@ import os
 import queue
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -24,7 +24,7 @@ from autotrain_mem.support.files import open_own
 from autotrain_mem.support.processes import GRACE_SECONDS, Child, ChildDied
 from autotrain_mem.training.environment import seen_cards
 from autotrain_mem.training.launch import RUN_PROCESS, SIMULATED_PROCESS
-from autotrain_mem.training.machines.lead import Hello, capitalized, how_to_reach, join_seconds
+from autotrain_mem.training.machines.lead import Hello, Say, capitalized, how_to_reach, join_seconds
 from autotrain_mem.training.machines.link import Link, Message, introduced, unreadable
 from autotrain_mem.training.run_folder import KEY_NAME, LOCK_NAME, identity_of, is_held_by
 from autotrain_mem.training.task import Request
@@ -37,8 +37,6 @@ SHARED_SECONDS = 90.0
 FORWARD_SECONDS = 1.0
 """Delay before Ctrl-C is forwarded: a scheduler signals all machines at once, and the leader must count that once."""
 LOOK_SECONDS = 0.2
-
-Say = Callable[[str], None]
 
 
 def follow(place: Place, command: Sequence[str], folder: Path, hardware: Hardware, *, real: bool, say: Say) -> None:
