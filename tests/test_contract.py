@@ -495,7 +495,7 @@ def test_every_room_keeps_its_budget_of_lines() -> None:
     assert {room: count for room, count in lines.items() if count > BUDGETS[room]} == {}
 
 
-SMALL, CALLED_ONCE = 8, 271
+SMALL, CALLED_ONCE = 8, 268
 """Modules under 60 lines, and private functions that are called once; neither number rises."""
 
 

@@ -220,7 +220,8 @@ def call_again(
                 shorten_model(each, layers)
 
     def substitute(keywords: Keywords) -> Keywords:
-        """Replaces rows, tokenizer and arguments; an optimizer of the script keeps its fake parameters."""
+        """Replaces rows, tokenizer, arguments, and reward functions, these by a stand-in. Reward models are rehearsed,
+        with the rehearsal's tokenizer; an optimizer of the script keeps its fake parameters."""
         changed = with_knobs(keywords, job.method, {**job.arguments, **codec.to_json(knobs)}) | {
             "args": _arguments(keywords.get("args"), filled, knobs, loads=isinstance(keywords["model"], str)),
             "train_dataset": train_dataset,
@@ -228,7 +229,12 @@ def call_again(
             "processing_class": tokenizer,
         }
         if "reward_funcs" in keywords:
-            changed |= _rewards(keywords["reward_funcs"], tokenizer)
+            rewards = keywords["reward_funcs"]
+            asked = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
+            are_models = [isinstance(each, str | torch.nn.Module) for each in asked]
+            pairs = zip(asked, are_models, strict=True)
+            changed["reward_funcs"] = [each if is_model else rehearsed_reward for each, is_model in pairs]
+            changed["reward_processing_classes"] = [tokenizer if is_model else None for is_model in are_models]
         return {name: value for name, value in changed.items() if name not in _ONLY_FOR_REAL}
 
     before = substitution.set(substitute)
@@ -279,15 +285,3 @@ def _arguments(asked: Any, filled: Configs, knobs: Knobs, *, loads: bool) -> Any
         if name not in vars(made):
             setattr(made, name, value)
     return made
-
-
-def _rewards(rewards: Any, tokenizer: Any) -> Keywords:
-    """Replaces reward functions by a stand-in. Reward models are rehearsed, with the rehearsal's tokenizer."""
-    asked = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
-    are_models = [isinstance(each, str | torch.nn.Module) for each in asked]
-    return {
-        "reward_funcs": [
-            each if is_model else rehearsed_reward for each, is_model in zip(asked, are_models, strict=True)
-        ],
-        "reward_processing_classes": [tokenizer if is_model else None for is_model in are_models],
-    }

@@ -137,12 +137,28 @@ def _tile(made: Any) -> int | None:
 
 
 def assembled_processor(model: str, config: Any, images: Any, tokenizer: Any) -> Any:
-    """Assembles a model's processor from its image processor and tokenizer."""
+    """Assembles a model's processor from its image processor and tokenizer. Further arguments are from the processor's
+    own file, or else from the model's config."""
     import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     kind = _without_videos(getattr(transformers, PROCESSOR_MAPPING_NAMES[config.model_type]))
-    return kind(images, tokenizer, **_options(model, config, kind))
+    given: dict[str, Any] = {}
+    with suppress(OSError):
+        given |= kind.get_processor_dict(model)[0]
+    vision: Any = getattr(config, "vision_config", None)
+    known: dict[str, Callable[[], Any]] = {
+        # pixel_shuffle merges scale_factor^2 of the (image_size / patch_size)^2 patches into one
+        # (processing_smolvlm.py: SmolVLMProcessor.__init__)
+        "image_seq_len": lambda: (vision.image_size // vision.patch_size) ** 2 // config.scale_factor**2,
+        "image_seq_length": lambda: config.mm_tokens_per_image,
+        "patch_size": lambda: vision.patch_size,
+        "vision_feature_select_strategy": lambda: config.vision_feature_select_strategy,
+        "num_additional_image_tokens": lambda: int(vision.model_type == "clip_vision_model"),  # CLIP has a class token
+    }
+    names = [name for name in inspect.signature(kind.__bases__[0].__init__).parameters if name in known]
+    more = {name: given[name] if given.get(name) is not None else known[name]() for name in names}
+    return kind(images, tokenizer, **more)
 
 
 def _without_videos(kind: Any) -> Any:
@@ -165,25 +181,6 @@ def _without_videos(kind: Any) -> Any:
 
     ImagesOnly.__name__ = kind.__name__
     return ImagesOnly
-
-
-def _options(model: str, config: Any, kind: Any) -> dict[str, Any]:
-    """Returns the processor's further arguments, from its own file or else from the model's config."""
-    given: dict[str, Any] = {}
-    with suppress(OSError):
-        given |= kind.get_processor_dict(model)[0]
-    vision: Any = getattr(config, "vision_config", None)
-    known: dict[str, Callable[[], Any]] = {
-        # pixel_shuffle merges scale_factor^2 of the (image_size / patch_size)^2 patches into one
-        # (processing_smolvlm.py: SmolVLMProcessor.__init__)
-        "image_seq_len": lambda: (vision.image_size // vision.patch_size) ** 2 // config.scale_factor**2,
-        "image_seq_length": lambda: config.mm_tokens_per_image,
-        "patch_size": lambda: vision.patch_size,
-        "vision_feature_select_strategy": lambda: config.vision_feature_select_strategy,
-        "num_additional_image_tokens": lambda: int(vision.model_type == "clip_vision_model"),  # CLIP has a class token
-    }
-    names = [name for name in inspect.signature(kind.__bases__[0].__init__).parameters if name in known]
-    return {name: given[name] if given.get(name) is not None else known[name]() for name in names}
 
 
 @functools.lru_cache(maxsize=16)

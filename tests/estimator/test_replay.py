@@ -208,16 +208,6 @@ def estimate(run: Trace) -> MemoryEstimate:
     return estimate_memory(run, ENDLESS)
 
 
-def test_the_bytes_at_the_peak_belong_to_whoever_is_alive_then() -> None:
-    weights = block(1024, Owner.WEIGHTS, "layer.weight")
-    dead = block(4096, Owner.ACTIVATIONS, "early")
-    alive = block(8192, Owner.ACTIVATIONS, "late")
-    memory = estimate(trace([weights, dead, alive], [1, 2, -2, CACHE_EMPTIED, 3, -3]))
-    expected = dict.fromkeys(Owner, 0) | {Owner.WEIGHTS: 1024, Owner.ACTIVATIONS: 8192}
-    assert memory.owners_at_peak == expected
-    assert memory.modules_at_peak == (("late", 8192),)
-
-
 def test_the_first_of_two_equal_peaks_is_the_peak_and_phases_have_their_own_in_the_order_they_were_met() -> None:
     blocks = [block(512, Owner.ACTIVATIONS), block(512, Owner.TEMPORARY)]
     starts = [(0, Phase.LOAD), (0, Phase.FORWARD), (2, Phase.BACKWARD)]
