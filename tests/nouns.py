@@ -1,5 +1,6 @@
 """Example nouns that many tests start from; each changes what it is about with ``dataclasses.replace``."""
 
+from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.types import Knobs, MemoryEstimate, Phase, ReservedByMode, ReservedEstimate
@@ -16,6 +17,11 @@ TRL_DEFAULTS = Knobs(
     learning_rate=2e-5,
 )
 """The defaults of TRL 1.12's SFTConfig and ModelConfig."""
+
+
+def divided(knobs: Knobs, rows: int, times: int, **changes: Any) -> Knobs:
+    """These settings with steps of ``times`` micro-batches of ``rows`` rows each, and with other changes."""
+    return replace(knobs, per_device_train_batch_size=rows, gradient_accumulation_steps=times, **changes)
 
 
 def reserved(

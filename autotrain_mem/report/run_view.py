@@ -20,9 +20,8 @@ SHORT_RUN_ERROR = 0.02
 """The largest prediction error of a run that has trained on its longest rows; a peak further below the prediction means
 that it has not."""
 SHOWN_HAPPENINGS = 6
-_TROUBLES = {
-    **dict.fromkeys(("end", "restart", "warning"), ""),
-    "out of memory": "; a smaller --per_device_train_batch_size avoids this work",
+_TROUBLES = dict.fromkeys(("end", "restart", "warning"), "") | {
+    "out of memory": "; a smaller --per_device_train_batch_size avoids this work"
 }
 """Kind of a marker, gravest first -> advice that its text lacks."""
 SLOW = 0.5

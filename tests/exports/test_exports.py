@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from nouns import TRL_DEFAULTS
+from nouns import TRL_DEFAULTS, divided
 from transformers import TrainingArguments
 
 from autotrain_mem.cli import flags
@@ -46,10 +46,10 @@ OF_CLUSTERS = (*OF_MACHINES, "accelerate", "axolotl")
 TOOLS = [(name, method) for name in ("axolotl", "llamafactory") for method in methods_of(name)]
 CARD = Hardware(name="rtx4090", origin="named", total_bytes=24 * GIB, free_bytes=24 * GIB, non_torch_bytes=255 * MIB)
 HOST = replace(CARD, name="cpu", origin="cpu")
-QLORA = replace(
+QLORA = divided(
     TRL_DEFAULTS,
-    per_device_train_batch_size=4,
-    gradient_accumulation_steps=4,
+    4,
+    4,
     max_length=2048,
     use_peft=True,
     dtype="bfloat16",

@@ -15,20 +15,13 @@ from autotrain_mem.planning.vllm_server import check_colocated, vllm_server
 from autotrain_mem.report.plan_view import vllm_server as shown
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.types import DataProfile, Hardware, Job, ModelFacts, Plan, Topology, VllmServer
-from tests.nouns import TRL_DEFAULTS
+from tests.nouns import TRL_DEFAULTS, divided
 from tests.report.report_examples import GRPO_KNOBS, GRPO_PLAN
 
 QWEN_7B = ModelFacts(
     context_length=32768, is_quantized=False, parameters=7_615_616_512, kv_heads=4, kv_head_elements=2 * 28 * 128
 )
-KNOBS = replace(
-    GRPO_KNOBS,
-    per_device_train_batch_size=8,
-    gradient_accumulation_steps=4,
-    processes=6,
-    max_completion_length=512,
-    num_generations=8,
-)
+KNOBS = divided(GRPO_KNOBS, 8, 4, processes=6, max_completion_length=512, num_generations=8)
 
 
 def server(card: str = "a100-40gb", facts: ModelFacts = QWEN_7B, nodes: int = 1, **given: Any) -> VllmServer | None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from nouns import TRL_DEFAULTS, reserved
+from nouns import TRL_DEFAULTS, divided, reserved
 
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import DataSummary, Harm, Job, Knobs, Lever, Owner, Phase, Plan, Proposal, StepTime, Trained
@@ -37,14 +37,7 @@ SHARED = replace(
 
 HOST = Hardware(name="cpu", origin="cpu", total_bytes=16 * GIB, free_bytes=12 * GIB, non_torch_bytes=1 * GIB)
 
-CHOSEN = replace(
-    TRL_DEFAULTS,
-    per_device_train_batch_size=4,
-    gradient_accumulation_steps=16,
-    max_length=768,
-    use_peft=True,
-    dtype="bfloat16",
-)
+CHOSEN = divided(TRL_DEFAULTS, 4, 16, max_length=768, use_peft=True, dtype="bfloat16")
 
 OWNERS = {
     Owner.WEIGHTS: 3_087_428_608,
@@ -159,10 +152,10 @@ LEVERS = (
     lever("max_length", 1024, 768, Harm.DATA, "rows are truncated to fewer tokens"),
 )
 
-SMALLEST = replace(CHOSEN, per_device_train_batch_size=1, gradient_accumulation_steps=64)
+SMALLEST = divided(CHOSEN, 1, 64)
 
 FULL = replace(SMALLEST, use_peft=False, dtype="float32")
-TWICE = replace(CHOSEN, per_device_train_batch_size=8, gradient_accumulation_steps=8)
+TWICE = divided(CHOSEN, 8, 8)
 
 JOB = Job(
     method="sft",
@@ -330,14 +323,7 @@ REPORT = Report(
 )
 
 FOUR = replace(RTX3060, topology=Topology(devices=4, link="pcie4", link_bytes_per_second=20 * 10**9))
-IN_SHARDS = replace(
-    TRL_DEFAULTS,
-    per_device_train_batch_size=2,
-    gradient_accumulation_steps=4,
-    processes=4,
-    sharding="fsdp2",
-    gradient_checkpointing=False,
-)
+IN_SHARDS = divided(TRL_DEFAULTS, 2, 4, processes=4, sharding="fsdp2", gradient_checkpointing=False)
 SHARED_PLAN = replace(
     PLAN,
     level="lossless",
@@ -345,7 +331,7 @@ SHARED_PLAN = replace(
     defaults=replace(TRL_DEFAULTS, processes=4, sharding="ddp"),
     levers=(),
     attempts=(
-        attempt(replace(IN_SHARDS, per_device_train_batch_size=8, gradient_accumulation_steps=1), 14.2),
+        attempt(divided(IN_SHARDS, 8, 1), 14.2),
         attempt(IN_SHARDS, 9.6, tokens_per_second=1_240.0),
         attempt(replace(IN_SHARDS, sharding="ddp", gradient_checkpointing=True), 13.1),
     ),

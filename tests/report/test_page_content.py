@@ -120,7 +120,6 @@ def test_hours_and_ranks_are_shown_where_they_are_known() -> None:
     mixed = replace(PLAN, estimate=replace(estimate(), memory=replace(estimate().memory, mixed_lengths=MIXED)))
     ranks = replace(history(moment(1), moment(2)), ranks=((moment(1), moment(2)), (moment(2, 50),)))
     found = page(mixed, history=ranks)
-    assert section(found, "hours")["limits"].keys() == {"budget for torch"}
     assert any(each.note.startswith("Longest rows first rises from ") for each in found.sections)
     assert [line["name"] for line in section(found, "hours")["lines"]] == ["longest rows first"]
     assert [line["values"] for line in section(found, "ranks")["lines"]] == [[40.0, 40.0], [None, 40.0]]
@@ -204,7 +203,6 @@ def test_watch_follows_a_run_to_its_end_and_refuses_what_is_none(
     log.see({"event": "start", "step": 2, "total_steps": 4})
     inspect_commands.watch([str(tmp_path)])  # nobody is at it: that is seen at once
     shown = capsys.readouterr().out
-    assert "stopped for an unknown reason" in " ".join(shown.split())
     assert shown.endswith(f"autofit {PLAN.method} --output_dir {tmp_path} --resume_from_checkpoint  continues it.\n")
 
 

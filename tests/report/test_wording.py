@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import report_examples as examples
-from nouns import TRL_DEFAULTS
+from nouns import TRL_DEFAULTS, divided
 from probe_examples import probe
 from report_examples import CHOSEN, PLAN
 from test_console import CARDS, NO_FLASH, SHORTER, TEN, rendered
@@ -36,7 +36,7 @@ def test_figures_carry_over_and_one_of_anything_is_singular() -> None:
         *((percent, *each) for each in ((0.0, "0.0 %"), (0.0001, "less than 0.1 %"), (1.0, "100.0 %"))),
         *((METHODS["dpo"].rows, *each) for each in ((1, "1 pair"), (1200, "1,200 pairs"))),
         (formatting.rows, CHOSEN, "4 x 16 rows"),
-        (formatting.rows, replace(CHOSEN, per_device_train_batch_size=1, gradient_accumulation_steps=1), "1 x 1 row"),
+        (formatting.rows, divided(CHOSEN, 1, 1), "1 x 1 row"),
     ):
         assert write(value) == text, value
 
@@ -129,7 +129,7 @@ OTHERS = (
     OtherProcess(pid=7, name="", used_bytes=GIB),
     OtherProcess(pid=0, name="", used_bytes=64 * MIB),
 )
-BEFORE = replace(CHOSEN, per_device_train_batch_size=8, gradient_accumulation_steps=8, gradient_checkpointing=False)
+BEFORE = divided(CHOSEN, 8, 8, gradient_checkpointing=False)
 PROBED = codec.to_json(replace(probe(1), others=OTHERS))
 BESIDE = {"event": "probe", "probe": PROBED, "predicted_bytes": 1, "budget_bytes": 1}
 

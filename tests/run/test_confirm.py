@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from nouns import TRL_DEFAULTS
+from nouns import TRL_DEFAULTS, divided
 
 from autotrain_mem import api
 from autotrain_mem.machine.catalog import named
@@ -26,7 +26,7 @@ JOB = Job(method="sft", model="here/m", dataset=None, arguments={"max_length": 5
 
 
 def rows(count: int) -> Knobs:
-    return replace(TRL_DEFAULTS, per_device_train_batch_size=count, gradient_accumulation_steps=8 // count)
+    return divided(TRL_DEFAULTS, count, 8 // count)
 
 
 def plan(estimate: Estimate) -> Plan:

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from autotrain_mem.training import run_folder
 from autotrain_mem.training.process.train import save_in_place
 from autotrain_mem.training.run_folder import LOCK_NAME, LastRun, check_folder, hold_folder
 from tests.support.test_processes import parent
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -82,14 +82,8 @@ def test_a_training_process_that_outlives_its_parent_keeps_the_folder(tmp_path: 
         process.kill()
         process.wait()
         _refused(tmp_path / "run")
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            check_folder(str(tmp_path / "run"), resuming=False)
-            return
-        except OutputFolderError:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+    until(lambda: run_folder.is_under_way(tmp_path / "run") is False)
+    check_folder(str(tmp_path / "run"), resuming=False)
 
 
 def test_a_filesystem_without_locks_is_said_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

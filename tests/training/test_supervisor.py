@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nouns import TRL_DEFAULTS
+from nouns import TRL_DEFAULTS, divided
 
 from autotrain_mem.settings.words import RESTARTS
 from autotrain_mem.support import codec, errors
@@ -21,7 +21,7 @@ from autotrain_mem.types import Knobs, LearnedLimits
 END = {"event": "end", "interrupted": False}
 KILLED = "signal 9, often because host memory ran out: see dmesg, or the scheduler's log"
 SMALLER = Change(
-    knobs=replace(TRL_DEFAULTS, per_device_train_batch_size=4, gradient_accumulation_steps=2),
+    knobs=divided(TRL_DEFAULTS, 4, 2),
     flags="--per_device_train_batch_size 4 --gradient_accumulation_steps 2",
 )
 LEARNED = LearnedLimits(train_tokens=512)

@@ -3,7 +3,6 @@
 import base64
 import json
 import pathlib
-import time
 from typing import Any
 
 import page_examples
@@ -11,6 +10,7 @@ import pytest
 
 from autotrain_mem.report.page.render import page_html
 from autotrain_mem.support.units import format_bytes
+from tests import waiting
 from tests.browser import Browser, axe, in_chromium
 
 pytestmark = in_chromium
@@ -46,11 +46,7 @@ def opened(browser: Browser, path: pathlib.Path, width: int = 1200, media: dict[
 
 
 def until(browser: Browser, script: str) -> None:
-    for _ in range(200):
-        if browser.execute_script(script):
-            return
-        time.sleep(0.01)
-    raise AssertionError(script)
+    waiting.until(lambda: browser.execute_script(script), seconds=5)
 
 
 def text_of(browser: Browser, selector: str) -> str:
@@ -154,10 +150,7 @@ def test_a_figure_is_saved(browser: Browser, files: dict[str, pathlib.Path], tmp
     browser.execute_cdp_cmd("Browser.setDownloadBehavior", behaviour)
     browser.execute_script("document.querySelector('.tools button:last-child').click()")
     path = tmp_path / "autofit-memory.png"
-    for _ in range(300):
-        if path.exists() and path.stat().st_size:
-            break
-        time.sleep(0.01)
+    waiting.until(lambda: path.exists() and path.stat().st_size, seconds=5)
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG")
     assert int.from_bytes(content[16:20], "big") == 1600

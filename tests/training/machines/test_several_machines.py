@@ -11,7 +11,6 @@ import socket
 import stat
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -35,6 +34,7 @@ from autotrain_mem.training.rank_processes import RankDied, RankProcesses
 from autotrain_mem.training.run_folder import KEY_NAME, hold_folder
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware, Job, Topology
+from tests.waiting import until
 
 TOKEN = "hf_secret"
 WORDS = ("--nodes", "2", "--hub_token", TOKEN)
@@ -131,13 +131,6 @@ class Second:
         self._thread.join(SOON)
         assert not self._thread.is_alive()
         return self.error
-
-
-def until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SOON
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def lead_alone(port: int, min_nodes: int | None = None, say: Callable[[str], None] = lambda line: None) -> Machines:

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from nouns import TRL_DEFAULTS
+from nouns import TRL_DEFAULTS, divided
 
 from autotrain_mem.cli.word_problems import write_rows
 from autotrain_mem.machine.catalog import named
@@ -35,13 +35,7 @@ from autotrain_mem.training.watch.callback import cuda_reading
 from autotrain_mem.types import Job, Knobs, MemoryReading, Phase, PhasePeak, Probe
 from autotrain_mem.types.plan_file import check_place
 
-KNOBS = replace(
-    TRL_DEFAULTS,
-    per_device_train_batch_size=2,
-    gradient_accumulation_steps=3,
-    max_length=128,
-    gradient_checkpointing=False,
-)
+KNOBS = divided(TRL_DEFAULTS, 2, 3, max_length=128, gradient_checkpointing=False)
 *HELD, RETRIES = ("allocated_bytes", "reserved_bytes", "num_alloc_retries")
 WORDS = [3, 5, 4, 60, 6, 2, 40, 3]
 """Of each row; two rows are far longer than the rest."""
