@@ -170,8 +170,9 @@ def _fastest(level: Level, memo: Memo, tie: float) -> Estimate | None:
         likely = sorted((each.expected, -number, each.knobs) for number, each in promises if each is not None)
         if not likely:
             return best
-        # A line without a rehearsal needs one to be ruled out, and levels that are too large are shown beside the plan.
-        unseen = [knobs for _, number, knobs in reversed(likely[:-1]) if not seen[-number].known]
+        # A line without a rehearsal needs one to be ruled out, unless the plan is only an alternative. Levels that are
+        # too large are shown beside the plan.
+        unseen = [knobs for _, number, knobs in reversed(likely[:-1]) if tie == TIE and not seen[-number].known]
         too_large = [each.least for each in gentler if memo.predictor.exceeds(each.least)]
         memo.foresee([likely[-1][2], *unseen[:1], *too_large, *unseen[1:]], whole=False)
         memo(likely[-1][2])

@@ -20,9 +20,8 @@ STATIC = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
 GROWING = (Phase.FORWARD, Phase.BACKWARD, Phase.GENERATE, Phase.SCORE, Phase.EVALUATE)
 """Phases whose peaks grow with the rows."""
 
-_ACTIVATIONS_ONLY = {EXPANDABLE, *(name for row in LADDER if row.at_best.kept < 1 for name in row.knobs)}
-_BATCHED = {name for lever in BATCHES for name in LEVERS[lever].knobs}
-_holds = attrgetter(*(each.name for each in fields(Knobs) if each.name not in _ACTIVATIONS_ONLY | _BATCHED))
+_WITHOUT_EFFECT = [row for row in LADDER if row.at_best.kept < 1 or row.name in (*BATCHES, EXPANDABLE)]
+_holds = attrgetter(*({each.name for each in fields(Knobs)} - {name for row in _WITHOUT_EFFECT for name in row.knobs}))
 """Reads the knobs that decide the bytes of :data:`STATIC`."""
 
 LEAST_SLOWER = 1.02

@@ -54,6 +54,10 @@ class Form:
 
 def to_json(value: Any) -> Any:
     """Converts a noun, an error, or containers of them to JSON values. Other values stay as they are."""
+    if isinstance(value, (str, int, float)):  # first, since a trace has millions
+        return _plain(value)
+    if isinstance(value, array):
+        return value.tolist()
     if is_dataclass(value):
         return _noun_json(value)
     if isinstance(value, AutofitError):
@@ -64,7 +68,7 @@ def to_json(value: Any) -> Any:
         return {str(_plain(key)): to_json(each) for key, each in items}
     if isinstance(value, frozenset):
         value = sorted(value)
-    return [to_json(each) for each in value] if isinstance(value, tuple | list | array) else _plain(value)
+    return [to_json(each) for each in value] if isinstance(value, tuple | list) else _plain(value)
 
 
 def _noun_json(noun: Any) -> dict[str, Any]:
