@@ -183,7 +183,7 @@ def plan(
     Args:
         on_counting: Called with the progress of counting tokens.
         to_train: Whether to read the data even if the plan could do without, since training needs them.
-        simulate: Whether the training will run on the CPU, under a simulated card.
+        simulate: Whether the training will run on the CPU, with a simulated card.
         again: The call that makes the earlier plan again, for the hints of errors (``planning.follow_plan``).
     """
     started = time.perf_counter()

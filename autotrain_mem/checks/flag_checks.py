@@ -25,7 +25,7 @@ _EXCLUSIVE: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         *("simulate", "plan_only"),
-        "--simulate trains under a simulated card, and --plan_only stops before training.",
+        "--simulate trains with a simulated card, and --plan_only stops before training.",
         "Remove one of them: a plan for --gpu NAME needs no --simulate.",
     ),
     (

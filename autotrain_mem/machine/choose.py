@@ -177,5 +177,5 @@ def training_device(named: Hardware, *, simulate: bool, environment: Mapping[str
     raise NoGpuError(
         f"The plan needs {devices} x {named.name}; this machine has {counted(len(large), 'GPU')} of that size.",
         hint="--plan_only     plan for that card and stop\n"
-        "--simulate      train on the CPU under a simulated card of that name",
+        "--simulate      train on the CPU with a simulated card of that name",
     )

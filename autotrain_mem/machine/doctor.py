@@ -42,7 +42,7 @@ OPTIONAL = {
     "deepspeed": "ZeRO and offloading, --sharding zero3",
 }
 """Maps optional packages to their use."""
-_NO_GPU = "Plan without a GPU: --gpu NAME; --simulate trains on the CPU under a simulated card."
+_NO_GPU = "Plan without a GPU: --gpu NAME; --simulate trains on the CPU with a simulated card."
 
 OK, NOTE, BROKEN = Soundness.OK, Soundness.NOTE, Soundness.BROKEN
 Row = tuple[Soundness, str, str, str]

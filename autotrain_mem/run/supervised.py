@@ -197,7 +197,7 @@ class SupervisedRun:
                 experience = experience.with_restart(codec.from_json(Restart, event["restart"]))
             case "checkpoint" if not (self.folder / PLAN_NAME).exists():
                 self._keep(self.plan)
-                gone = f"{self.folder} was removed or moved in mid-run: {PLAN_NAME} is written again."
+                gone = f"{self.folder} was removed or moved during the run: {PLAN_NAME} is written again."
                 self.record({"event": "note", "message": f"{gone} Earlier checkpoints are not in it."})
             case "note" if event["message"] in self._notes:
                 return

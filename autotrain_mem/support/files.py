@@ -16,11 +16,11 @@ from autotrain_mem.support.errors import OutputFolderError, PlanFileError
 from autotrain_mem.support.host import NO_INODES, lacks_inodes
 
 OUTPUT_FOLDER = "--output_dir a folder"
-"""The place of a run's files, as hints name it: "Give --output_dir a folder elsewhere"."""
+"""The place of a run's files, as hints name it: "Give --output_dir a folder in another place"."""
 
 _ON_ANOTHER_DISK = "Remove some files, or give {place} on another disk."
 _WRITABLE = "Give {place} that you may write to."
-_THERE = "Make the folder first, or give {place} elsewhere."
+_THERE = "Make the folder first, or give {place} in another place."
 _REASONS = {
     errno.ENOSPC: ("the disk is full", _ON_ANOTHER_DISK),
     errno.EDQUOT: ("the disk quota is used up", _ON_ANOTHER_DISK),
@@ -30,7 +30,7 @@ _REASONS = {
     errno.EROFS: ("the disk is read-only", _WRITABLE),
     errno.ENOENT: ("its folder does not exist, or is a file", _THERE),
     errno.ENOTDIR: ("its folder does not exist, or is a file", _THERE),
-    errno.EISDIR: ("a folder of that name is in the way", "Move it away, or give {place} elsewhere."),
+    errno.EISDIR: ("a folder of that name is in the way", "Move it away, or give {place} in another place."),
     errno.ENAMETOOLONG: ("its name is too long", "Give {place} with a shorter name."),
 }
 """errno -> its meaning to the user, and the fix."""
@@ -152,7 +152,7 @@ def writing(path: Path, place: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        unforeseen = (error.strerror or str(error), "Give {place} elsewhere.")
+        unforeseen = (error.strerror or str(error), "Give {place} in another place.")
         reason, hint = _REASONS.get(error.errno or 0, unforeseen)
         reason = NO_INODES if error.errno == errno.ENOSPC and lacks_inodes(path) else reason
         raise OutputFolderError(f"Cannot write {path}: {reason}.", hint=hint.format(place=place)) from error
@@ -179,7 +179,7 @@ def check_replaceable(
         is_taken = file.exists() and not is_one(file)
     if is_taken:
         message = f"{file} exists and is not a {what}, so it is not overwritten."
-        raise error(message, hint=f"Move it away, or give {place} elsewhere.")
+        raise error(message, hint=f"Move it away, or give {place} in another place.")
 
 
 def _finite(value: Any) -> Any:

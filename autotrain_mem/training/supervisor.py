@@ -90,7 +90,7 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
             if not refusal and spent >= restarts:
                 times = "once" if spent == 1 else f"{spent} times"
                 refusal = (
-                    f"It was started again {times} without getting further (--max_restarts {restarts})."
+                    f"It was restarted {times} without progress (--max_restarts {restarts})."
                     if restarts
                     else "--max_restarts 0 allows no restart."
                 )
@@ -108,7 +108,7 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
                     newest = None  # it refused the checkpoint that it began with
                 error = backend.explained(ended)
                 # If the user must fix the cause, the hint only adds which checkpoint to resume from.
-                why = "" if cause.remedy is Remedy.NONE else f"It was not started again: {refusal}"
+                why = "" if cause.remedy is Remedy.NONE else f"It was not restarted: {refusal}"
                 error.hint = "\n".join(filter(None, [error.hint, why, _go_on(newest)]))
                 raise error
         except KeyboardInterrupt as interrupt:

@@ -41,8 +41,8 @@ class Case:
     @property
     def kind(self) -> str:
         """The trainer, the adapter and the precision, by which the spread of errors is shown."""
-        precision = "autocast" if "autocast" in self.row["mixed_precision"] else "no autocast"
-        return f"{self.row['task']} {self.row['method']}, {self.row['weights_dtype']}, {precision}"
+        row = self.row
+        return f"{row['task']} {row['method']}, {row['weights_dtype']}, mixed precision {row['mixed_precision']}"
 
 
 def why_left_out(row: Row, models: pathlib.Path) -> str | None:

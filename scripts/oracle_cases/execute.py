@@ -59,7 +59,7 @@ def printed(line: str, *, models: pathlib.Path | None = None) -> Result:
     with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(io.StringIO()) as errors:
         code = main.run([*line.split(), "--json"])
     error = errors.getvalue()
-    result = {"json": json.loads(output.getvalue())} if code == 0 else {"error": error[error.find("error:") :]}
+    result = {"json": json.loads(text)} if (text := output.getvalue()) else {"error": error[error.find("error:") :]}
     kept: Result = settled({"command": line, "exit_code": code, **result, "traces": list(_traces)}, place)
     return kept
 

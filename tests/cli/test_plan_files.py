@@ -64,7 +64,7 @@ def test_an_export_is_all_there_is_on_stdout_and_names_what_lora_adapts(autofit:
     assert said["lora_target_modules"] == ["q_proj", "v_proj"]
     assert said["output_dir"] == "tiny-SFT"
     assert "# - data_seed 3: Axolotl has no key for it here\n" in ran.out
-    assert "settings" in ran.err
+    assert "all details" in ran.err
 
 
 def test_a_dry_run_is_the_config_the_command_and_the_environment(autofit: Autofit, plan: Path) -> None:

@@ -107,7 +107,7 @@ def test_a_training_leaves_a_report_with_its_step_and_what_it_measured(autofit_o
     page, plan = json.loads(told.out), Plan.load(files / "tried")
     timeline, *others = page["sections"]
     assert timeline["figure"]["x_title"] == "events of the rehearsal"
-    assert f"at {format_bytes(plan.estimate.memory.peak_allocated_bytes)} (" in timeline["note"]
+    assert f": {format_bytes(plan.estimate.memory.peak_allocated_bytes)} (" in timeline["note"]
     assert {"memory-of-the-run", "lengths", "phases", "attempts"} <= {section["key"] for section in others}
     assert page["not_shown"] == []
 

@@ -140,7 +140,7 @@ def test_experience_is_filed_at_once_and_a_full_disk_told_once(tmp_path: Path, m
         run.record({"event": "checkpoint", "step": step, "path": ""})
     assert Plan.load(tmp_path).experience.restarts == (RESTART,) * 3
     (note,) = [event["message"] for event in run.events[5:] if event["event"] == "note"]
-    assert "was removed or moved in mid-run: plan.json is written again" in note
+    assert "was removed or moved during the run: plan.json is written again" in note
 
 
 def test_a_finished_run_that_is_resumed_keeps_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,7 +265,7 @@ def test_a_path_that_cannot_be_written_is_refused_with_the_flag(tmp_path: pathli
     ):
         with pytest.raises(OutputFolderError, match=reason) as raised:
             write_json(tmp_path / path, OLD, place="--out a file")
-        assert raised.value.hint == f"{way_out}, or give --out a file elsewhere."
+        assert raised.value.hint == f"{way_out}, or give --out a file in another place."
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ GIVEN_UP: dict[str, tuple[list[tuple[Any, int | None]], type[AutofitError], str]
     "no process gets further": (
         [(killed(3), None)] * (RESTARTS + 1),
         TrainingError,
-        "again 3 times without getting further",
+        "restarted 3 times without progress",
     ),
     "a card is full twice": (
         [(out_of_memory(7), 5), (out_of_memory(7, 5), 5)],

@@ -223,7 +223,7 @@ def save_trained(trainer: Any, output_dir: str) -> None:
             hint += f"step {newest.step} of {step}."
         else:
             best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
-            hint = f"The training is done, and its weights are whole in {best or newest.path}"
+            hint = f"The training is done, and its weights are complete in {best or newest.path}"
             hint += ".\nFree" if is_sharded else ": that folder is the model.\nOr free"  # shards are not a model
             hint += " some space and run the same command with --resume_from_checkpoint, which only writes the model."
         raise OutputFolderError(message, hint=hint) from error

@@ -277,7 +277,7 @@ def test_an_unlike_machine_ends_itself_alone(port: int, more: Any, words: str, m
             until(lambda: not machines._there())
         monkeypatch.setenv(JOIN_VARIABLE, "0.5")
         late = Second(port, **more)
-        with pytest.raises(TrainingError, match=f"within 0 s. The last that came was refused: .*{words}"):
+        with pytest.raises(TrainingError, match=f"within 0 s. The last one that tried to join was refused: .*{words}"):
             machines.gather(CARD)
         late.end()
     assert sum(line.startswith("Refused: Machine 1 (") for line in said) == 3

@@ -216,8 +216,8 @@ def test_the_best_model_is_the_runs_own_after_its_folder_was_renamed(tmp_path: P
 @pytest.mark.parametrize(
     ("step", "best", "hint"),
     [
-        (STEPS, None, "its weights are whole in .*checkpoint-7: that folder is the model"),
-        (STEPS, "run/checkpoint-4", "its weights are whole in run/checkpoint-4: that folder is the model"),
+        (STEPS, None, "its weights are complete in .*checkpoint-7: that folder is the model"),
+        (STEPS, "run/checkpoint-4", "its weights are complete in run/checkpoint-4: that folder is the model"),
         (STEPS + 1, None, "with --resume_from_checkpoint again: it trains from step 7 of 8"),
     ],
 )
