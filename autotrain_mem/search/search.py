@@ -116,7 +116,7 @@ class _Climb:
         memo = self.memo
         larger = [self.too_large[each.name] for each in before if each.name in self.too_large and not self.brief]
         compared = [each.most for each in after if not each.offloads] if self._is_compared(level, choice) else []
-        memo.foresee([*larger, *compared[:1]], whole=False)
+        memo.foresee([*compared[:1], *larger], whole=False)
         memo.ask(memo.of_each_weights(larger))
         memo.ask([floor for floor in larger if not memo.weights_exceed(floor)])
         if self._is_compared(level, choice):
