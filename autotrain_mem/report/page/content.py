@@ -166,7 +166,7 @@ def _run_figures(material: Material) -> Iterator[Section]:
         if any(value is not None for value in logged):
             yield over_time(name.replace("/", "-"), words.capitalize(), lines={words: logged}, y_title=words)
     if any(speeds := [moment.tokens_per_second for moment in moments]):
-        limits = {"predicted": estimate.time.tokens_per_second} if formatting.has_speed(estimate.time) else {}
+        limits = {"predicted speed": estimate.time.tokens_per_second} if formatting.has_speed(estimate.time) else {}
         yield over_time("speed", "Speed", lines={"speed": speeds}, y_title="speed", unit="tokens/s", limits=limits)
 
 

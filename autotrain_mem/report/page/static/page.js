@@ -198,7 +198,8 @@ function notes({limits, verticals, marks, phases, peak, unit, x, lines}, pen) {
   for (const [name, value] of Object.entries(verticals).filter(([, each]) => pen.isShown(each))) {
     const at = pen.x(value), isRight = at > pen.wide / 2;
     parts.push(line([at, 0], [at, pen.tall], 'accent', '6 4', 1.5));
-    parts.push(label(name, at + (isRight ? -6 : 6), 10, {colour: 'accent', anchor: isRight ? 'end' : 'start', weight: 600}));
+    const edge = isRight ? Math.max(at - 6, textWidth(name, 600)) : Math.min(at + 6, pen.wide - textWidth(name, 600));
+    parts.push(label(name, edge, 10, {colour: 'accent', anchor: isRight ? 'end' : 'start', weight: 600}));
   }
   for (const {seconds, kind} of marks.filter((each) => pen.isShown(each.seconds))) {
     const [sign, colour] = MARKS[kind] ?? ['▲', 'soft'], at = pen.x(seconds);
