@@ -11,7 +11,7 @@ from nouns import TRL_DEFAULTS, memory_of, reserved
 from autotrain_mem.search.levels import levels
 from autotrain_mem.search.memo import Memo, OnAttempt
 from autotrain_mem.search.search import Limits, SearchResult, find, no_plan
-from autotrain_mem.search.space import Space, make_space, micro_batches
+from autotrain_mem.search.space import Space, make_space
 from autotrain_mem.settings.knobs import EXPERTS
 from autotrain_mem.settings.levers import EXPANDABLE, SLOWING
 from autotrain_mem.settings.own import OF_DEEPSPEED
@@ -36,10 +36,6 @@ def space_of(
     limits = {"method": "sft"} | {name: words.pop(name) for name in of_job if name in words}
     job = Job(model="toy-1B", dataset=None, arguments=words, **limits)
     return make_space(defaults, job, ModelFacts(context_length=context_length, is_quantized=False), longest=longest)
-
-
-def rows_of(space: Space) -> list[int]:
-    return list(micro_batches(space))
 
 
 GROWING = (Owner.GATHERED_WEIGHTS, Owner.ACTIVATIONS, Owner.TEMPORARY)

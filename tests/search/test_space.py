@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_memory import EIGHT, ONLINE, PPO, TRL, LinearMemory, rows_of, search, space_of
+from synthetic_memory import EIGHT, ONLINE, PPO, TRL, LinearMemory, search, space_of
 
 from autotrain_mem.search.levels import levels, line
 from autotrain_mem.search.shardings import LONG_ROW_TOKENS, degrees, shardings, shared, way_of
-from autotrain_mem.search.space import Space, make_space, precise_for, with_rows
+from autotrain_mem.search.space import Space, make_space, micro_batches, precise_for, with_rows
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import BatchSplitError, DoesNotFitError, UsageError
 from autotrain_mem.support.units import GIB, MIB
@@ -37,7 +37,7 @@ def test_batch_flags_decide_the_splits_and_the_effective_batch_is_that_of_all_pr
         (4, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}, 48, [4], (4, 3)),
     ):
         space = space_of(defaults=replace(TRL, processes=processes), **words)
-        assert (space.effective_batch_size, rows_of(space)) == (effective, splits), words
+        assert (space.effective_batch_size, [*micro_batches(space)]) == (effective, splits), words
         assert (space.base.per_device_train_batch_size, space.base.gradient_accumulation_steps) == base, words
         assert with_rows(space.base, splits[-1]).effective_batch_size == effective, words
 
@@ -132,8 +132,8 @@ def test_the_effective_batch_is_of_those_that_have_rows_of_their_own() -> None:
     assert PAIRS.effective_batch_size == EIGHT.effective_batch_size / 2
     space = space_of(defaults=PAIRS, effective_batch_size=32)
     assert space.share == 8
-    assert rows_of(space) == [8, 4, 2, 1]
-    assert {with_rows(space.base, rows).effective_batch_size for rows in rows_of(space)} == {32}
+    assert [*micro_batches(space)] == [8, 4, 2, 1]
+    assert {with_rows(space.base, rows).effective_batch_size for rows in micro_batches(space)} == {32}
     with pytest.raises(BatchSplitError, match="4 groups of 2 GPUs do not divide the effective batch size 6"):
         space_of(defaults=PAIRS, effective_batch_size=6)
 
@@ -189,8 +189,8 @@ def test_trl_takes_offered_splits_and_refuses_refused_ones(method: str, words: d
                 trl_config(method, **words)
         return
     assert space.effective_batch_size % words["processes"] == 0
-    assert space.base.per_device_train_batch_size in rows_of(space)
-    for rows in {min(rows_of(space)), space.base.per_device_train_batch_size, max(rows_of(space))}:
+    assert space.base.per_device_train_batch_size in micro_batches(space)
+    for rows in {min(micro_batches(space)), space.base.per_device_train_batch_size, max(micro_batches(space))}:
         split = codec.to_json(with_rows(space.base, rows))
         knobs = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps")
         config = trl_config(method, **asked | {name: split[name] for name in knobs})
@@ -207,7 +207,7 @@ def test_rows_that_a_trainer_takes_are_offered() -> None:
         ("kto", 8, {}, [8, 4, 2]),  # rows are compared with each other
         ("kto", 8, {"loss_type": "apo_zero_unpaired"}, [8, 4, 2, 1]),
     ):
-        assert rows_of(of_method(method, effective, **words)) == rows, (method, words)
+        assert [*micro_batches(of_method(method, effective, **words))] == rows, (method, words)
 
 
 def test_sizes_that_make_no_generation_are_refused() -> None:
