@@ -1,6 +1,5 @@
 """Reads the user's flags and YAML keys with TRL's own parser."""
 
-import argparse
 import contextlib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -13,10 +12,10 @@ from autotrain_mem.settings.trl_parser import (
     TrlFlags,
     actions_of,
     check_finite,
-    flags_of,
     keep_flags,
     kept_flags,
     read_given,
+    table_of,
 )
 from autotrain_mem.settings.words import MOST, SAME_ARGUMENT
 from autotrain_mem.support.errors import MissingExtraError
@@ -47,7 +46,7 @@ def parse(
     """
     parser, store = method_of(method).make_parser(), Store(cache_folder())
     if kept_flags(store, method) is None:
-        keep_flags(store, method, _table(parser))
+        keep_flags(store, method, table_of(parser))
     defaults = {name: action.default for name, action in actions_of(parser).items()}
     read = read_given(parser, method, argv, config, also_known, _methods_with)
     given = {SAME_ARGUMENT.get(name, name): value for name, value in read.items()}
@@ -76,12 +75,8 @@ def flag_tables() -> dict[str, TrlFlags]:
     tables = {}
     for method in METHODS:
         with contextlib.suppress(MissingExtraError):
-            tables[method] = _table(method_of(method).make_parser())
+            tables[method] = table_of(method_of(method).make_parser())
     return tables
-
-
-def _table(parser: argparse.ArgumentParser) -> TrlFlags:
-    return TrlFlags(flags=flags_of(parser), help=parser.format_help())
 
 
 def _methods_with(name: str) -> list[str]:

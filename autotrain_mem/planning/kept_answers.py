@@ -73,9 +73,7 @@ def parsed(store: Store, workers: Workers, request: RunRequest) -> tuple[dict[st
 
 
 def is_parsed(store: Store, request: RunRequest) -> bool:
-    """Returns whether :func:`parsed` may need no worker. For a plan to follow, only the request with the plan shows."""
-    if request.autofit.plan is not None or request.argument(RESUME):
-        return True
+    """Returns whether :func:`parsed` will need no worker."""
     key, _ = _parse_key(store, request)
     return key is not None and store.get("parsed", key) is not None
 

@@ -70,7 +70,8 @@ def opened(
     from autotrain_mem.worker.pool import Workers
 
     with Workers(count) as workers:
-        if not is_parsed(Store(cache_folder()), request):
+        # Only a plan that is followed, and not read yet, shows what is parsed.
+        if not (request.autofit.plan or request.argument(RESUME) or is_parsed(Store(cache_folder()), request)):
             workers.start()
         try:
             yield workers

@@ -136,16 +136,14 @@ _SWITCH, _CHOOSES, _OR_NONE = "string_to_bool", "make_choice_type_function", "_a
 """The names of three functions in ``trl/scripts/_hf_argparser.py``. The first parses the value of a switch. The second
 makes a parser of a flag with choices, the third one of a flag that takes None, too."""
 
-_TYPES: Mapping[str, Any] = {
-    **{"int": int, "float": float},
-    _SWITCH: lambda text: {"true": True, "false": False}.get(text.lower(), text),
-}
+_AS_SWITCH = {"true": True, "false": False}
+_TYPES: Mapping[str, Any] = {"int": int, "float": float, _SWITCH: lambda text: _AS_SWITCH.get(text.lower(), text)}
 """The types that a rebuilt parser converts values to. It leaves all other values as text, for TRL's parser."""
 
 
-def flags_of(parser: argparse.ArgumentParser) -> tuple[TrlFlag, ...]:
-    """Returns a parser's flags in the form that :func:`parser_of` takes."""
-    return tuple(
+def table_of(parser: argparse.ArgumentParser) -> TrlFlags:
+    """Returns a parser's flags in the form that :func:`parser_of` takes, and its help."""
+    flags = tuple(
         TrlFlag(
             names=tuple(action.option_strings),
             dest=action.dest,
@@ -156,6 +154,7 @@ def flags_of(parser: argparse.ArgumentParser) -> tuple[TrlFlag, ...]:
         for action in parser._actions
         if action.dest != "help"
     )
+    return TrlFlags(flags=flags, help=parser.format_help())
 
 
 def parser_of(flags: Sequence[TrlFlag]) -> argparse.ArgumentParser:
@@ -287,8 +286,10 @@ def keep_flags(store: Store, method: str, table: TrlFlags) -> None:
     store.put(_KIND, _key(method), codec.to_json(table))
 
 
-def keep_names(store: Store, tables: Mapping[str, TrlFlags]) -> None:
-    """Stores the names of every method's flags."""
+def keep_all_flags(store: Store, tables: Mapping[str, TrlFlags]) -> None:
+    """Stores the flags of every method, and a table of their names."""
+    for method, table in tables.items():
+        keep_flags(store, method, table)
     store.put(_NAMES, _key(), {method: [flag.dest for flag in table.flags] for method, table in tables.items()})
 
 
@@ -301,7 +302,7 @@ def read_kept(
         return None
 
     def methods_with(name: str) -> list[str]:
-        return [method for method, names in (kept_names(store) or {}).items() if name in names]
+        return [each for each, names in (kept_names(store) or {}).items() if name in names]
 
     return read_given(parser_of(kept.flags), method, argv, config, also_known, methods_with)
 

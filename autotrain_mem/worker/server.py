@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 from unittest import mock
 
 from autotrain_mem.methods.row_lengths import OnProgress
-from autotrain_mem.settings.trl_parser import TrlFlags, keep_flags, keep_names, kept_names
+from autotrain_mem.settings.trl_parser import TrlFlags, keep_all_flags, kept_names
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.processes import Channel
@@ -33,10 +33,8 @@ def flags() -> dict[str, TrlFlags]:
     """Returns TRL's flags and help texts, and stores them on disk."""
     from autotrain_mem.checks.arguments import flag_tables
 
-    tables, store = flag_tables(), Store(cache_folder())
-    for method, table in tables.items():
-        keep_flags(store, method, table)
-    keep_names(store, tables)
+    tables = flag_tables()
+    keep_all_flags(Store(cache_folder()), tables)
     return tables
 
 

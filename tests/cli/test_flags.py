@@ -9,7 +9,7 @@ from test_flag_verdicts import INSTALLED_METHODS
 from autotrain_mem.cli import flags
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.knobs import knob_names
-from autotrain_mem.settings.trl_parser import flags_of, read_given
+from autotrain_mem.settings.trl_parser import read_given, table_of
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import METHODS, AutoFit, Knobs
 from autotrain_mem.worker.client import Worker
@@ -104,7 +104,7 @@ def test_an_old_name_beside_todays_must_say_the_same_and_a_flag_of_either_wins_o
 
 def test_every_switch_needs_no_value() -> None:
     parser = method_of("sft").make_parser()
-    switches = [flag.dest for flag in flags_of(parser) if flag.kind == "string_to_bool" and flag.nargs != 0]
+    switches = [flag.dest for flag in table_of(parser).flags if flag.kind == "string_to_bool" and flag.nargs != 0]
     assert {"bf16", "fp16", "tf32", "greater_is_better"} <= set(switches)
     read = read_given(parser, "sft", [f"--{name}" for name in switches], {}, (), lambda name: [])
     assert read == dict.fromkeys(switches, True)

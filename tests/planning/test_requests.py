@@ -28,13 +28,12 @@ from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.read_request import with_peft_config
 from autotrain_mem.planning.run_request import RunRequest, no_model
 from autotrain_mem.run import early
-from autotrain_mem.settings.trl_parser import TrlFlag, TrlFlags, keep_flags, keep_names
+from autotrain_mem.settings.trl_parser import TrlFlag, TrlFlags, keep_all_flags, keep_flags
 from autotrain_mem.support.errors import ModelNotFoundError, UnknownGpuError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.types import AutoFit, Hardware, Job, PythonCall
 from autotrain_mem.types.findings import collect
 from autotrain_mem.worker import pool
-from tests.report.report_examples import PLAN
 
 FSDP2: dict[str, Any] = {
     "distributed_type": "FSDP",
@@ -251,33 +250,31 @@ def write(file: Path, text: str) -> str:
 
 
 WISH = api.RunRequest(method="sft", model="org/tiny", argv=("--learning_rate", "1e-4", "--eval_steps=2", "--bf16"))
-KEPT = {"learning_rate": 1e-4, "eval_steps": 2.0, "bf16": True}
-AGAIN = replace(WISH, argv=("--resume_from_checkpoint",), config=KEPT | {"output_dir": "run"}, plan=PLAN)
+WRITTEN = {"resume_from_checkpoint": True, "output_dir": "run"}
+AGAIN = replace(WISH, argv=(*WISH.argv, "--resume_from_checkpoint", "--output_dir=run"))
+AS_PLANNED = {"learning_rate": 1e-4, "eval_steps": 2.0, "bf16": True, "output_dir": "run"}
 
 
 @pytest.mark.parametrize(
     ("given", "other", "asked"),
     [
-        (KEPT, WISH, 1),
-        (KEPT, AGAIN, 1),
-        (KEPT, replace(AGAIN, autofit=AutoFit(gpus=1)), 1),
-        (KEPT, replace(AGAIN, config=KEPT | {"eval_steps": 3}), 2),
-        (KEPT, replace(AGAIN, config=KEPT | {"bf16": False}), 2),
-        (KEPT, replace(AGAIN, autofit=AutoFit(gpus=2)), 2),
-        (KEPT, replace(WISH, argv=("--learning_rate", "2e-4")), 2),
-        (KEPT, replace(WISH, autofit=AutoFit(gpu="l4")), 2),
-        (KEPT, replace(WISH, environment={"HF_HOME": "elsewhere"}), 2),
-        (KEPT | {"hub_token": "hf_secret"}, WISH, 2),
+        ({}, AGAIN, 1),
+        ({}, replace(AGAIN, argv=("--resume_from_checkpoint",), config=AS_PLANNED, autofit=AutoFit(gpus=1)), 1),
+        ({}, replace(AGAIN, argv=(*AGAIN.argv, "--learning_rate", "2e-4")), 2),
+        ({}, replace(AGAIN, config={"packing_strategy": "bfd"}), 2),
+        ({}, replace(AGAIN, autofit=AutoFit(gpu="l4")), 2),
+        ({}, replace(AGAIN, environment={"HF_HOME": "elsewhere"}), 2),
+        ({"hub_token": "hf_secret"}, AGAIN, 2),
     ],
 )
-def test_the_same_words_are_parsed_once_and_a_token_is_never_kept(
+def test_the_same_values_are_parsed_once_also_for_a_resume_and_a_token_is_never_kept(
     given: dict[str, Any], other: api.RunRequest, asked: int, store: Store, tmp_path: Path
 ) -> None:
-    workers, resumed = Mock(), {"resume_from_checkpoint": True, "output_dir": "run"}
-    workers.first.parse.side_effect = [(given, TRL_DEFAULTS), (given | (resumed if other.config else {}), TRL_DEFAULTS)]
+    workers = Mock()
+    workers.first.parse.side_effect = [(given, TRL_DEFAULTS), (given | WRITTEN, TRL_DEFAULTS)]
     assert not is_parsed(store, WISH)
     assert parsed(store, workers, WISH) == (given, TRL_DEFAULTS)
-    assert parsed(store, workers, other) == (given | (resumed if other.config else {}), TRL_DEFAULTS)
+    assert parsed(store, workers, other) == (given | WRITTEN, TRL_DEFAULTS)
     assert workers.first.parse.call_count == asked
     assert not [file for file in (tmp_path / "cache").glob("*") if b"hf_secret" in file.read_bytes()]
 
@@ -331,14 +328,12 @@ def test_an_answer_about_a_hub_id_counts_for_an_hour(store: Store, monkeypatch: 
     assert asked_twice(store, hub) == 1
 
 
-KINDS = dict.fromkeys(
-    ("packing_strategy", "output_dir", "resume_from_checkpoint", "reward_funcs", "trust_remote_code"), "str"
-)
-KINDS |= {"learning_rate": "float", "bf16": "string_to_bool", "warmup_steps": "float"}
-KINDS["eval_steps"] = "_accept_none.<locals>.parse"
-CHOICES = {"packing_strategy": ("bfd", "wrapped")}
+KINDS = dict.fromkeys(("output_dir", "resume_from_checkpoint", "reward_funcs", "trust_remote_code"), "str")
+KINDS |= dict.fromkeys(("learning_rate", "warmup_steps"), "float") | {"bf16": "string_to_bool"}
+KINDS |= {"eval_steps": "_accept_none.<locals>.parse"}
 FLAGS = (
-    *(TrlFlag(names=(f"--{n}",), dest=n, nargs=None, kind=kind, choices=CHOICES.get(n)) for n, kind in KINDS.items()),
+    *(TrlFlag(names=(f"--{name}",), dest=name, nargs=None, kind=kind, choices=None) for name, kind in KINDS.items()),
+    TrlFlag(names=("--packing_strategy",), dest="packing_strategy", nargs=None, kind="str", choices=("bfd", "wrapped")),
     TrlFlag(names=("--no_bf16",), dest="bf16", nargs=0, kind="", choices=None),
 )
 BETA = TrlFlag(names=("--beta",), dest="beta", nargs=None, kind="float", choices=None)
@@ -348,8 +343,7 @@ def test_a_typo_is_told_by_kept_flags_before_anything_starts(tmp_path: Path, mon
     monkeypatch.setenv("AUTOFIT_CACHE", str(tmp_path))
     tables = {"sft": TrlFlags(flags=FLAGS, help=""), "dpo": TrlFlags(flags=(*FLAGS, BETA), help="")}
     early.refuse_flags(replace(WISH, argv=("--learnig_rate", "1")))  # nothing was kept: a worker reads them
-    keep_flags(Store(cache_folder()), "sft", tables["sft"])
-    keep_names(Store(cache_folder()), tables)
+    keep_all_flags(Store(cache_folder()), tables)
     for argv, config, message in (
         (("--learnig_rate", "1"), {}, "did you mean --learning_rate"),
         (("--learning_rate", "abc"), {}, "invalid float value: 'abc'"),
