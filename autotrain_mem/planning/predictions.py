@@ -172,7 +172,8 @@ class Predictions:
 
     def _fill_idle_workers(self) -> None:
         workers = self._subject.workers
-        while self._coming and sum(not begun.done() for begun, _ in self._begun.values()) < len(workers) > 1:
+        count = len(workers) if workers.are_started else 0  # a search that is repeated knows what it asks for
+        while self._coming and sum(not begun.done() for begun, _ in self._begun.values()) < count > 1:
             self._begin([self._coming.pop(0)], whole=False)
 
     def _begin(self, points: Sequence[Knobs], *, whole: bool) -> None:

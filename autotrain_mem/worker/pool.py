@@ -32,7 +32,7 @@ class Workers:
             room = host_memory().available_bytes // WORKER_BYTES
             count = max(1, min(MOST, room)) if cores() >= MOST else 1
         self._all = started or [Worker() for _ in range(count)]
-        self._started = bool(started)
+        self.are_started = bool(started)
         self._threads = ThreadPoolExecutor(len(self._all), thread_name_prefix="autofit-worker")
         # Last in, first out: a worker that has just answered a similar request is faster.
         self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
@@ -65,8 +65,8 @@ class Workers:
 
     def start(self) -> None:
         """Starts all workers."""
-        if not self._started:
-            self._started = True
+        if not self.are_started:
+            self.are_started = True
             for worker in self._all:
                 worker.start()
 

@@ -406,11 +406,15 @@ def test_a_stream_needs_a_limit_of_its_rows_and_of_the_command_its_number_of_ste
     assert "64 tokens" in rehearsals.stream_lengths(limited).why_not
 
 
-@pytest.mark.parametrize(("workers", "depths", "begun"), [(2, None, 2), (1, None, 0), (2, "few layers", 0)])
+@pytest.mark.parametrize(
+    ("workers", "depths", "are_started", "begun"),
+    [(2, None, True, 2), (1, None, True, 0), (2, "few layers", True, 0), (2, None, False, 0)],
+)
 def test_idle_workers_begin_what_may_be_asked_for_if_few_layers_do_not_suffice(
-    workers: int, depths: str | None, begun: int
+    workers: int, depths: str | None, are_started: bool, begun: int
 ) -> None:
     subject = MagicMock(**{"hardware.capability": (8, 0), "facts.depths_for.return_value": depths})
+    subject.workers.are_started = are_started
     begin, done = subject.workers.begin, subject.workers.begin.return_value.done
     subject.workers.__len__.return_value, done.return_value = workers, False
     subject.workers.result.side_effect = InterruptedError
