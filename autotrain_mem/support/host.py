@@ -11,6 +11,7 @@ File pages can be reclaimed, so they count as free, as in ``MemAvailable`` (``mm
 """
 
 import contextlib
+import itertools
 import os
 import pathlib
 import shlex
@@ -89,25 +90,21 @@ def host_memory(root: pathlib.Path = ROOT) -> HostMemory:
 def container_limits(root: pathlib.Path = ROOT) -> Iterator[HostMemory]:
     """Yields the limits of this process's control group and its parents. ``max`` or a huge number means no limit."""
     versions = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
-    for mount, path in _groups(root):
-        for folder in (root / mount / group for group in (path, *path.parents)):
-            for limit, usage, prefix in versions:
-                with contextlib.suppress(OSError, ValueError):
-                    limit_bytes, used_bytes = (
-                        int((folder / name).read_text(encoding="ascii")) for name in (limit, usage)
-                    )
-                    rows = _rows(folder / "memory.stat")
-                    used_bytes -= sum(int(rows.get(f"{prefix}{name}_file", 0)) for name in ("inactive", "active"))
-                    free_bytes = max(0, limit_bytes - max(0, used_bytes))
-                    yield HostMemory(total_bytes=limit_bytes, available_bytes=free_bytes, source=limit)
-                    break
+    for folder in itertools.chain.from_iterable(_groups(root)):
+        for limit, usage, prefix in versions:
+            with contextlib.suppress(OSError, ValueError):
+                limit_bytes, used_bytes = (int((folder / name).read_text(encoding="ascii")) for name in (limit, usage))
+                rows = _rows(folder / "memory.stat")
+                used_bytes -= sum(int(rows.get(f"{prefix}{name}_file", 0)) for name in ("inactive", "active"))
+                free_bytes = max(0, limit_bytes - max(0, used_bytes))
+                yield HostMemory(total_bytes=limit_bytes, available_bytes=free_bytes, source=limit)
+                break
 
 
 def oom_kills(root: pathlib.Path = ROOT) -> int:
     """Counts the kernel's OOM kills in this control group, or else on the machine: ``memory.events`` (cgroup-v2.rst),
     ``memory.oom_control`` (cgroup-v1/memory.rst), or ``/proc/vmstat``."""
-    groups = [root / mount / path for mount, path in _groups(root)]
-    counts = [group / name for group in groups for name in ("memory.events", "memory.oom_control")]
+    counts = [own / name for own, *_ in _groups(root) for name in ("memory.events", "memory.oom_control")]
     for file in (*counts, root / "proc/vmstat"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             return int(_rows(file)["oom_kill"])
@@ -123,26 +120,26 @@ def cores(root: pathlib.Path = ROOT) -> int:
     them (cgroup-v2.rst, ``cpu.max``; scheduler/sched-bwc.rst for version 1, where -1 is no limit)."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     count = len(affinity(0)) if affinity else os.cpu_count() or 1
-    for mount, path in _groups(root):
-        for folder in (root / mount / group for group in (path, *path.parents)):
-            for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-                with contextlib.suppress(OSError, ValueError):
-                    texts = [(folder / name).read_text(encoding="ascii") for name in names]
-                    quota, period = map(int, " ".join(texts).split())  # "max" is not a number
-                    if quota > 0:
-                        count = min(count, max(1, quota // period))
+    for folder in itertools.chain.from_iterable(_groups(root)):
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            with contextlib.suppress(OSError, ValueError):
+                texts = [(folder / name).read_text(encoding="ascii") for name in names]
+                quota, period = map(int, " ".join(texts).split())  # "max" is not a number
+                if quota > 0:
+                    count = min(count, max(1, quota // period))
     return count
 
 
-def _groups(root: pathlib.Path) -> Iterator[tuple[str, pathlib.PurePosixPath]]:
-    """Yields this process's cgroup of each version: where it may be mounted, and its path there."""
+def _groups(root: pathlib.Path) -> Iterator[list[pathlib.Path]]:
+    """Yields the folder of this process's cgroup of each version, where it may be mounted, and those of its parents."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     for controller, mounts in _MOUNTS.items():
         paths = [path for _, names, path in (x.split(":", 2) for x in lines) if controller in names.split(",")]
         for mount in mounts if paths else ():
-            yield mount, pathlib.PurePosixPath(paths[0].lstrip("/"))
+            group = pathlib.PurePosixPath(paths[0].lstrip("/"))
+            yield [root / mount / each for each in (group, *group.parents)]
 
 
 def interface_to(address: str) -> str | None:
