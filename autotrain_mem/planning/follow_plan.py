@@ -29,7 +29,7 @@ from autotrain_mem.support.versions import versions_key
 from autotrain_mem.types import Hardware, Harm, Job, Knobs, LearnedLimits, ModelFacts, Plan
 from autotrain_mem.types.planned import as_recorded
 
-GIVEN_ANEW = (MAX_LENGTH, *COMPLETION_KNOBS, "lora_r", "lora_alpha", "lora_target_modules")
+GIVEN_AGAIN = (MAX_LENGTH, *COMPLETION_KNOBS, "lora_r", "lora_alpha", "lora_target_modules")
 """Knobs that the user may set to other values than the plan's, if they were also set when the plan was made."""
 
 _COMPARED_BY_EFFECT = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
@@ -56,9 +56,9 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
             f"The plan has other values: {'; '.join(wrong)}.",
             hint=f"Remove what differs to train with the plan, or plan again: {again}",
         )
-    anew = [*(name for name in GIVEN_ANEW if _may_be_given(name, plan, space)), *({NOT_REHEARSED} & space.pinned)]
-    anew += [LIGER] if space.base.use_liger_kernel is None else []  # not installed here, or a simulated card
-    given = {name: getattr(space.base, name) for name in anew}
+    renewed = [*(name for name in GIVEN_AGAIN if _may_be_given(name, plan, space)), *({NOT_REHEARSED} & space.pinned)]
+    renewed += [LIGER] if space.base.use_liger_kernel is None else []  # not installed here, or a simulated card
+    given = {name: getattr(space.base, name) for name in renewed}
     knobs = precise_for(replace(plan.knobs, **given), subject.job.arguments, subject.hardware.capability)
     reasons = (*differing, *_changed(plan, knobs, subject))
     if not reasons and any(probe.fits and probe.knobs == plan.knobs for probe in plan.experience.probes):
@@ -103,7 +103,7 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
         warnings = (f"The earlier plan was rehearsed again, since this has changed: {changed}.",)
         # These were measured in another setup.
         alternatives, experience = (), replace(experience, learned=LearnedLimits(), probes=())
-    left = {"fp16", *anew} & {"fp16", LIGER}  # make_plan adds fp16 if this card needs it
+    left = {"fp16", *renewed} & {"fp16", LIGER}  # make_plan adds fp16 if this card needs it
     levers = tuple(lever for lever in plan.levers if lever.name not in left)
     result = SearchResult(
         level=plan.level, estimate=estimate, attempts=tuple(attempts), levers=levers, alternatives=(), most=plan.most
@@ -132,7 +132,7 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
     """Yields each contradiction to the plan; a limit of the search counts only if the plan's settings break it."""
     for name in sorted(space.pinned - {NOT_REHEARSED}):
         given, planned = getattr(space.base, name), getattr(plan.knobs, name)
-        if given != planned and not (name in GIVEN_ANEW and _may_be_given(name, plan, space)):
+        if given != planned and not (name in GIVEN_AGAIN and _may_be_given(name, plan, space)):
             yield f"{name} is {given}, and {planned} in the plan"
     for name in MAXIMIZED:
         request = job.arguments.get(name)
@@ -199,7 +199,7 @@ def _changed_arguments(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
     before, now = plan.job, as_recorded(job)
     if before.dataset != now.dataset:
         yield f"dataset {before.dataset or 'not given'} -> {now.dataset or 'not given'}"
-    for name in (*GIVEN_ANEW, LIGER):
+    for name in (*GIVEN_AGAIN, LIGER):
         if getattr(knobs, name) != getattr(plan.knobs, name):
             yield f"{name} {getattr(plan.knobs, name)} -> {getattr(knobs, name)}"
     for name in sorted((before.arguments.keys() | now.arguments.keys()) - UNSEEN - _COMPARED_BY_EFFECT):

@@ -60,10 +60,10 @@ def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | 
     job, knobs, topology = rehearsals.job, estimate.knobs, rehearsals.hardware.topology
     whole = [row for row in pulled(knobs) if "fsdp2" not in row.needs.get("sharding", ("fsdp2",))]
     # Shards save the bytes, so nothing is offloaded.
-    let_go: dict[str, Any] = {
+    released: dict[str, Any] = {
         row.knobs[0]: False for row in whole if row.offloads and row.knobs[0] not in job.arguments
     }
-    needs_whole = len(let_go) < len(whole)
+    needs_whole = len(released) < len(whole)
     if job.method_facts.holds_models_whole or needs_whole or topology.nodes > 1 or job.arguments.get("sharding"):
         return
     rows, owners = knobs.effective_batch_size, estimate.memory.owners_at_peak
@@ -76,7 +76,7 @@ def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | 
         if shared is None:
             yield f"{count} of these (--gpus {count}), about {format_bytes(each_bytes)} each"
             return
-        split = replace(knobs, processes=count, sharding="fsdp2", **let_go)
+        split = replace(knobs, processes=count, sharding="fsdp2", **released)
         there = shared(with_rows(split, min(knobs.per_device_train_batch_size, rows // count), rows), count)
         if there is not None and there.fits:
             yield f"{count} of these (--gpus {count}), {format_bytes(there.required_bytes)} each"

@@ -34,7 +34,7 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
         before, after = _value(row, base), _value(row, knobs)
         if before == after or not along.isdisjoint(row.knobs):
             continue
-        is_harmless = _is_let_go(row, base, knobs) or _rounds_nothing(row, space, knobs)
+        is_harmless = _is_reversed(row, base, knobs) or _rounds_nothing(row, space, knobs)
         harm = Harm.NONE if is_harmless else harm_of(row, space)
         why = _why(row, space, knobs, memo, too_slow)
         told.append(Lever(name=lever_name(row), before=before, after=after, harm=harm, why=why))
@@ -74,7 +74,7 @@ def _value(row: LeverRow, knobs: Knobs) -> Any:
     return " x ".join(map(str, values)) if row.name == levers.MICRO_BATCH else values[0]
 
 
-def _is_let_go(row: LeverRow, base: Knobs, knobs: Knobs) -> bool:
+def _is_reversed(row: LeverRow, base: Knobs, knobs: Knobs) -> bool:
     """Returns whether a lever that costs time is released: a larger micro-batch, or no recomputation."""
     if row.name == levers.MICRO_BATCH:
         return knobs.per_device_train_batch_size > base.per_device_train_batch_size
@@ -88,8 +88,8 @@ SAVED_SO = (
 
 
 def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
-    if _is_let_go(row, space.base, knobs):
-        return row.let_go
+    if _is_reversed(row, space.base, knobs):
+        return row.if_reversed
     if row.name == levers.SHARDING:
         return _why_shared(knobs, memo)
     if row.name == levers.EXPANDABLE:

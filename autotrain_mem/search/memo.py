@@ -50,7 +50,7 @@ class Memo:
     def __init__(self, space: Space, predictor: Predictor, on_attempt: OnAttempt = lambda attempt: None) -> None:
         self.predictor = predictor
         self._on_attempt = on_attempt
-        self._may_expand = allowed(LEVERS[EXPANDABLE], space)
+        self._allow_expandable = allowed(LEVERS[EXPANDABLE], space)
         # Keys are knobs without expandable segments: if the user sets them, they are the same in all points.
         self._estimates: dict[Knobs, Estimate] = {}
         self._attempts: list[Candidate] = []
@@ -124,14 +124,14 @@ class Memo:
         return tuple(self._attempts)
 
     def _native(self, knobs: Knobs) -> Knobs:
-        return knobs.growing(False) if self._may_expand else knobs
+        return knobs.growing(False) if self._allow_expandable else knobs
 
     def _is_known(self, knobs: Knobs, whole: bool) -> bool:
         known = self._estimates.get(knobs.growing(False))
         return known is not None and (not whole or known.memory.rehearsed_layers is None)
 
     def _expanded(self, estimate: Estimate) -> Estimate:
-        if estimate.fits or not self._may_expand:
+        if estimate.fits or not self._allow_expandable:
             return estimate
         return min(estimate, estimate.growing(), key=lambda each: each.required_bytes)
 

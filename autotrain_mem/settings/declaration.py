@@ -80,7 +80,7 @@ class LeverRow:
     """Whether it also sets the adapter's targets, rank and learning rate (``search.adapter``)."""
     without: str = ""
     """The beginning of the sentence on the memory needed without this lever: ``without rounding it needs``."""
-    let_go: str = ""
+    if_reversed: str = ""
     """The reason shown if the lever is reversed: the micro-batch is larger, or a switch is turned off."""
     words: str = ""
     """Its name in a line of settings; empty if the knob is shown otherwise."""

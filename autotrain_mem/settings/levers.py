@@ -67,7 +67,7 @@ _OF_TRLS = (
         harm=Harm.TIME,
         knobs=(ROWS, STEPS),
         reason="a smaller micro-batch with more gradient accumulation: the same optimizer steps in less memory",
-        let_go="a larger micro-batch fits, with less gradient accumulation: the same optimizer steps in less time",
+        if_reversed="a larger micro-batch fits, with less gradient accumulation: the same optimizer steps in less time",
     ),
     LeverRow(
         name="rollout_batch",
@@ -81,7 +81,7 @@ _OF_TRLS = (
         harm=Harm.TIME,
         **_ON,
         reason="activations are recomputed in the backward pass instead of kept: the same gradients, more time",
-        let_go="the activations fit without recomputing them, which is faster",
+        if_reversed="the activations fit without recomputing them, which is faster",
         usual=Savings(kept=0.25),
         at_best=Savings(kept=0.1),
     ),

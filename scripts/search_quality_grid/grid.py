@@ -96,12 +96,12 @@ def _grid(space: Space, level: Level, predictor: Predictor, told: Callable[[str]
     The micro-batches of a setting end with the first that exceeds ``FAR_TOO_LARGE``.
     """
     every = [sorted(line, key=lambda knobs: knobs.per_device_train_batch_size) for line in level.lines]
-    may_expand, done, left_out = allowed(LEVERS[EXPANDABLE], space), list[Estimate](), 0
+    allow_expandable, done, left_out = allowed(LEVERS[EXPANDABLE], space), list[Estimate](), 0
     for line in every:
         rest = iter(line)
         while some := list(islice(rest, ASKED_AT_ONCE)):
             estimates = predictor.rehearse(some, whole=False)
-            done += [each if each.fits or not may_expand else each.growing() for each in estimates]
+            done += [each if each.fits or not allow_expandable else each.growing() for each in estimates]
             if done[-1].required_bytes > FAR_TOO_LARGE * done[-1].budget_bytes:
                 left_out += len(list(rest))
             told(f"{level.name}: {len(done)} of {sum(map(len, every)) - left_out} points")

@@ -233,11 +233,11 @@ def brute_force(space: Space, model: LinearMemory) -> tuple[str, float] | None:
 
     Lengths are left out.
     """
-    may_expand = not {EXPANDABLE} & (space.pinned | space.forbid)
+    allow_expandable = not {EXPANDABLE} & (space.pinned | space.forbid)
     for level in levels(space):
         points = [] if level.lengths else [knobs for line in level.lines for knobs in line]
         estimates = [model.estimate(knobs) for knobs in points]
-        fitting = [each for each in estimates if each.fits or (may_expand and each.growing().fits)]
+        fitting = [each for each in estimates if each.fits or (allow_expandable and each.growing().fits)]
         if fitting:
             return level.name, max(each.tokens_per_second for each in fitting)
     return None
