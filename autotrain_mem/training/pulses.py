@@ -4,8 +4,8 @@ One stopped rank stops all, since ranks wait for each other at every collective.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 PULSE_SECONDS = 1.0
@@ -30,8 +30,6 @@ class _Rank:
     has_pulse: bool = False
     moves: int = 0
     place: str = ""
-    collectives: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """The result of ``training.process.world.last_collectives``; empty while the rank makes progress."""
 
 
 class Pulses:
@@ -56,7 +54,6 @@ class Pulses:
         has_moved = len(self._ranks) == 1 and message["place"] != this.place
         self._moved_at = now if has_moved or message["moves"] != this.moves else self._moved_at
         this.has_pulse, this.moves, this.place = True, message["moves"], message["place"]
-        this.collectives = message.get("collectives", {})
 
     def overdue(self) -> tuple[int, str] | None:
         """Returns the rank that the others wait for, and the evidence; None if nothing hangs."""
@@ -76,10 +73,8 @@ class Pulses:
         return None
 
     def behind(self) -> tuple[int, str] | None:
-        """Returns the rank that is missing in a collective, has made the least progress, or is elsewhere in the code,
-        and the evidence; None if there is no such rank."""
-        if (missing := self._missing()) is not None:
-            return missing
+        """Returns the rank that has made the least progress, or is elsewhere in the code, and the evidence; None if
+        there is no such rank."""
         numbers, places = Counter(rank.moves for rank in self._ranks), Counter(rank.place for rank in self._ranks)
         least, most = min(numbers), max(numbers)
         if least < most:
@@ -88,21 +83,6 @@ class Pulses:
         (common, _), *_ = places.most_common()
         odd = next((number for number, each in enumerate(self._ranks) if each.place != common), None)
         return None if odd is None else (odd, f"it is {self._ranks[odd].place}, while others are {common}")
-
-    def _missing(self) -> tuple[int, str] | None:
-        """Returns the rank that has not entered a collective in which its group waits, and the evidence."""
-        for group in dict.fromkeys(name for rank in self._ranks for name in rank.collectives):
-            numbers = {
-                each: rank.collectives[group][0] for each, rank in enumerate(self._ranks) if group in rank.collectives
-            }
-            last, late = max(numbers, key=lambda each: numbers[each]), min(numbers, key=lambda each: numbers[each])
-            name = self._ranks[last].collectives[group][1]
-            if numbers[late] < numbers[last] and name:
-                waiting = sum(number == numbers[last] for number in numbers.values())
-                others = f"{waiting} ranks wait" if waiting > 1 else f"rank {last} waits"
-                where = self._ranks[late].place
-                return late, f"it has not reached {name} {numbers[last]}, in which {others}, and is {where}"
-        return None
 
     def mute(self, seconds: float) -> set[int]:
         """Returns the ranks that have sent nothing for this many seconds."""

@@ -2,13 +2,11 @@
 
 Ranks agree through the rendezvous store: no tensor is allocated or traced."""
 
-import contextlib
 import os
-import pickle
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -35,9 +33,6 @@ POLLED_RANKS = 32
 
 FLAG = 1 << 32
 """What a raised flag adds to a round's counter, whose lower 32 bits count the ranks."""
-
-STILL_PULSES = 5
-"""Heartbeats without progress after which a process also reports its last collectives; reading those takes 0.1 ms."""
 
 
 def find_other_machines() -> None:
@@ -120,19 +115,13 @@ class Moves(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
 @contextmanager
 def beating(send: SendEvent) -> Iterator[None]:
     """Within the block, a thread sends a ``pulse`` every second: the trainer's progress count, and where the calling
-    thread is; after some seconds without progress, also the last collectives of each group."""
+    thread is."""
     ended, main = threading.Event(), threading.get_ident()
 
     def beat() -> None:
-        moves = still = 0
         while not ended.wait(PULSE_SECONDS):
-            still = still + 1 if Moves.count == moves else 0
-            moves = Moves.count
-            pulse = {"event": "pulse", "moves": moves, "place": _place(main)}
-            if moves and still >= STILL_PULSES:
-                pulse["collectives"] = last_collectives()
             try:
-                send(pulse)
+                send({"event": "pulse", "moves": Moves.count, "place": _place(main)})
             except OSError:  # the parent exited, so this process exits too
                 return
 
@@ -150,35 +139,8 @@ def beating(send: SendEvent) -> Iterator[None]:
         thread.join(PULSE_SECONDS)
 
 
-Collectives = dict[str, tuple[int, str]]
-"""A group's name -> its last enqueued collective, as (number, name). The name is empty once that has ended."""
-
-
 def _place(thread: int) -> str:
     """Returns the innermost Python function of a thread, as ``in dataloader.py: __next__``."""
     frame = sys._current_frames().get(thread)  # released on return: a frame keeps its tensors alive
     code = None if frame is None else frame.f_code
     return "at its end" if code is None else f"in {os.path.basename(code.co_filename)}: {code.co_name}"
-
-
-def last_collectives() -> Collectives:
-    """Returns the last collectives of all groups of this process; empty if unknown."""
-    found: Collectives = {}
-    with contextlib.suppress(Exception):  # the function is private to torch, and the information is optional
-        from torch._C import _distributed_c10d
-
-        for name in ("_dump_fr_trace", "_dump_nccl_trace"):
-            if (dump := getattr(_distributed_c10d, name, None)) is not None:
-                found |= read(pickle.loads(dump(True, False, True)))
-    return found
-
-
-def read(dump: Mapping[str, Any]) -> Collectives:
-    """Reads one dump, in the form that ``torch/distributed/flight_recorder`` analyses."""
-    waited = {
-        (entry["process_group"][0], entry["collective_seq_id"]): str(entry["profiling_name"]).rpartition(":")[2]
-        for entry in dump.get("entries", ())
-        if not entry["retired"] and not entry["is_p2p"]
-    }
-    last = {group: int(status["last_enqueued_collective"]) for group, status in dump.get("pg_status", {}).items()}
-    return {group: (number, waited.get((group, number), "")) for group, number in last.items() if number >= 0}
