@@ -2,10 +2,12 @@
 
 import pathlib
 import re
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
+from autotrain_mem.checks.model_files import read_config
 from autotrain_mem.machine.catalog import catalog
+from autotrain_mem.trainers.model_support import LIGER_MODELS
 from autotrain_mem.types import Job, Knobs
 
 FLOAT32 = 4
@@ -37,6 +39,16 @@ class Case:
     def whole_logits(self) -> bool:
         """Whether the row's loss kept all logits, unlike TRL's chunked loss and Liger's."""
         return self.job.method == "sft" and "liger" not in self.row["loss_impl"]
+
+    @property
+    def fused(self) -> Self | None:
+        """The same run with the fused layers that the row's framework installed; None if it installed none."""
+        model = read_config(replace(self.job, method="sft", arguments={})).model_type
+        if "foak" not in framework(self.row) or self.whole_logits or model not in LIGER_MODELS:
+            return None
+        kernels = {"rope": True, "rms_norm": True, "swiglu": False, "geglu": False, "fused_linear_cross_entropy": True}
+        arguments = {"use_liger_kernel": True, "liger_kernel_config": kernels, "loss_type": "nll"}
+        return replace(self, job=replace(self.job, arguments={**self.job.arguments, **arguments}))
 
     @property
     def kind(self) -> str:
