@@ -38,8 +38,7 @@ _MEASURED_TOO = "What the run measured is shown beside its prediction."
 
 def page_of(material: Material) -> Page:
     """Returns the page of a plan, and of the run that trained with it, if any."""
-    plan = material.plan
-    report, history = material.report, material.history
+    plan, report, history = material.plan, material.report, material.history
     is_run, has_finished = report is not None or history is not None, plan.estimate.fits
     verdict = str(plan_verdict(plan))
     if history is not None and (report is None or history.ending not in ("finished", "interrupted")):
@@ -60,7 +59,7 @@ def page_of(material: Material) -> Page:
         made=material.made,
         versions=installed | {"autotrain_mem": installed.get("autotrain_mem", "")[:VERSION_DIGITS]},
         how_to_read=(*_HOW_TO_READ, _MEASURED_TOO if is_run else _PREDICTED),
-        key_figures=tuple(_key_figures(plan, material.report)),
+        key_figures=tuple(_key_figures(plan, report)),
         sections=(*figures(material), *tables(material)),
         not_shown=material.not_shown,
     )
