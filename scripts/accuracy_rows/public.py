@@ -1,7 +1,6 @@
 """Rehearses public rows, prints a line for each and a table of families, and checks their limits."""
 
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -78,16 +77,14 @@ def run(case: Case, worker: api.Worker) -> Result:
     predicted, _ = predict(worker, case.job, case.knobs, case.longest, named(case.card))
     allocated = _error(case.row["alloc_gib"], predicted.reserved.peak_allocated_bytes)
     assert allocated is not None
-    states_smi = SMI_MODEL in case.row["model"]
     result = Result(
         case=case,
         counted=counts(case, predicted),
         allocated=allocated,
         reserved=_error(case.row["reserved_gib"], predicted.reserved.peak_reserved_bytes),
-        smi=_error(case.row["nvidia_smi_gib"], taken_bytes(predicted)) if states_smi else None,
+        smi=_error(case.row["nvidia_smi_gib"], taken_bytes(predicted)) if SMI_MODEL in case.row["model"] else None,
     )
-    print(_line(result, predicted))
-    sys.stdout.flush()
+    print(_line(result, predicted), flush=True)
     return result
 
 
