@@ -117,7 +117,9 @@ def report(results: Iterable[Result], bars: Bars) -> bool:
     for result in results:
         if result.counted:
             families[result.case.family].append(result)
-            kinds[result.case.kind].append(result.allocated)
+            row = result.case.row
+            kind = f"{row['task']} {row['method']}, {row['weights_dtype']}, mixed precision {row['mixed_precision']}"
+            kinds[kind].append(result.allocated)
     if not families:
         print("\nno row counts")
         return True
@@ -135,9 +137,7 @@ def report(results: Iterable[Result], bars: Bars) -> bool:
             shown.append(f"{medians[name][-1]:6.2%} {max(errors, key=abs):+7.2%}" if errors else " " * 14)
         print(f"{len(rows):3d}  {'   '.join(shown)}   {family}")
 
-    print(
-        "\nerrors of allocated bytes: rows, minimum, median, maximum, share of rows predicted below the measured value"
-    )
+    print("\nerrors of allocated bytes: rows, minimum, median, maximum, share of rows below the measured value")
     for kind, errors in sorted(kinds.items()):
         spread = " ".join(f"{error:+7.2%}" for error in (min(errors), statistics.median(errors), max(errors)))
         print(f"{len(errors):3d} {spread} {sum(error < 0 for error in errors) / len(errors):5.0%}  {kind}")

@@ -50,12 +50,6 @@ class Case:
         arguments = {"use_liger_kernel": True, "liger_kernel_config": kernels, "loss_type": "nll"}
         return replace(self, job=replace(self.job, arguments={**self.job.arguments, **arguments}))
 
-    @property
-    def kind(self) -> str:
-        """The trainer, the adapter and the precision, by which the spread of errors is shown."""
-        row = self.row
-        return f"{row['task']} {row['method']}, {row['weights_dtype']}, mixed precision {row['mixed_precision']}"
-
 
 def why_left_out(row: Row, models: pathlib.Path) -> str | None:
     """Returns why a row cannot be compared with a rehearsal by the installed versions; None if it can."""
