@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,7 +27,7 @@ BARS = Bars(limit=0.04, median=0.015, reserved_limit=0.06, reserved_median=0.03,
 
 def result(family: str = "a family", **errors: Any) -> Result:
     chosen: dict[str, Any] = {"counted": True, "allocated": 0.0, "reserved": None, "smi": None, **errors}
-    return Result(case=cast(Any, SimpleNamespace(family=family, kind=family)), **chosen)
+    return Result(case=cast(Any, SimpleNamespace(family=family, row=defaultdict(str))), **chosen)
 
 
 SMI_BY_FAMILY = [*(result("large", smi=0.5) for _ in range(9)), result("small", smi=0.01), result("other", smi=-0.01)]
@@ -96,7 +97,7 @@ def test_tau_counts_pairs_that_were_measured_as_different() -> None:
         ([(1, 30), (2, 20), (3, 10)], -1.0),
         ([(1, 10), (2, 30), (3, 20)], 1 / 3),
         ([(1, 10), (2, 10), (3, 20)], 2 / 3),  # predicted as equal
-        ([(1, 10), (1, 20), (2, 30)], 1.0),  # measured as equal
+        ([(1, 10), (1, 20), (2, 30), (3, 40)], 1.0),  # measured as equal
     ):
         rows = [names.Result(model="m", family="f", mark=" ", measured=one, predicted=other) for one, other in pairs]
         assert names.tau(rows) == pytest.approx(expected), pairs
