@@ -175,7 +175,7 @@ def run_outcome(report: Report, ending: str = "finished") -> str:
 
 
 def assessment(plan: Plan, history: RunHistory) -> tuple[str, ...]:
-    """Says in at most three sentences what went wrong in a run, why, and what to do next; gravest first."""
+    """Returns at most three sentences on what went wrong in a run, why, and what to do next; gravest first."""
     told = []
     for kind, advice in _TROUBLES.items():
         texts = [each.text for each in history.happenings if each.kind == kind]
